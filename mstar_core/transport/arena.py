@@ -17,8 +17,10 @@ import socket
 import struct
 import threading
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,8 @@ from mstar_core.transport.address import check_path
 from mstar_core.transport.dtypes import Array, check_size, name_of, storage
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class FreeList:
@@ -393,9 +397,9 @@ class ArenaReader:
         count = math.prod(ref.shape)
         return np.frombuffer(mapping.memory, storage(ref.dtype), count, ref.offset).reshape(ref.shape)
 
-    def copy(self, ref: ShmTensor) -> Array:
-        """Return a writable copy. Raises as `open` does, also if the loan ends during the copy."""
-        copied = self.open(ref).copy()
+    def copy(self, ref: ShmTensor, copier: Callable[[Array], T]) -> T:
+        """Return what `copier` copies of the tensor. Raises as `open` does, also if the loan ends during the copy."""
+        copied = copier(self.open(ref))
         self._check(ref, self._mapping(ref))
         return copied
 

@@ -6,7 +6,11 @@ sends TensorFreed to the owner, which releases the loan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
@@ -15,6 +19,8 @@ from mstar_core.transport.address import arena_path
 from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.tensors import inline, inline_array
+
+T = TypeVar("T")
 
 INLINE_BYTES = 32 * 1024  # below this size a copy through the socket is cheaper than a loan and its return
 
@@ -86,8 +92,12 @@ class TensorTransport(Closing):
         return inline_array(ref) if isinstance(ref, InlineTensor) else self._reader.open(_on_host(ref))
 
     def copy(self, ref: TensorRef) -> Array:
-        """Return a writable copy without a loan. Raises as `get` does."""
-        return inline_array(ref).copy() if isinstance(ref, InlineTensor) else self._reader.copy(_on_host(ref))
+        """Return a writable copy without a loan. Raises as `get` does, also if the loan ends during the copy."""
+        return self.read(ref, np.copy)
+
+    def read(self, ref: TensorRef, copier: Callable[[Array], T]) -> T:
+        """Return what `copier` copies of the tensor, which is read-only. Raises as `copy` does."""
+        return copier(inline_array(ref)) if isinstance(ref, InlineTensor) else self._reader.copy(_on_host(ref), copier)
 
     def release(self, slot: int, generation: int) -> bool:
         """End a loan of this process. Returns False if it has ended already."""

@@ -668,7 +668,7 @@ class Executor:
                     "a kept value is on another rank", f"it is on rank {ref.rank}, the walk on rank {self._rank}"
                 )
             return request.signals[ref.key]
-        return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors when the request ends
+        return self._copied(ref)  # the api frees its tensors when the request ends
 
     def read(self, ref: TensorRef) -> Tensor:
         """Return a tensor of another process and end its loan."""
@@ -676,9 +676,13 @@ class Executor:
             taken = self._peer_memory.take(ref)
             self._outbox.read(ref)
             return taken
-        tensor = to_tensor(self._transport.get(ref), ref.dtype)
+        tensor = self._copied(ref)
         self._outbox.read(ref)
         return tensor
+
+    def _copied(self, ref: TensorRef) -> Tensor:
+        """Return a copy of a tensor in shared memory. Raises TransportError if its loan ends before that."""
+        return self._transport.read(ref, lambda array: to_tensor(array, ref.dtype))
 
     # -- outputs -------------------------------------------------------------------------------------------------------
 

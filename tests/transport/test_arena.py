@@ -52,7 +52,7 @@ def reader(arena, directory):
 def test_any_array_comes_out_as_it_went_in(arena, reader, make):
     array = make()
     ref = arena.put(array, "api")
-    for out in (reader.open(ref), reader.copy(ref)):
+    for out in (reader.open(ref), reader.copy(ref, np.copy)):
         assert out.shape == array.shape
         assert out.dtype == array.dtype.newbyteorder("<")
         np.testing.assert_array_equal(out, array)
@@ -64,7 +64,7 @@ def test_reading_is_in_place_and_read_only(arena, reader):
     assert first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
-    reader.copy(ref)[0] = 1
+    reader.copy(ref, np.copy)[0] = 1
     assert first[0] == 0
 
 
@@ -150,9 +150,23 @@ def test_a_stale_handle_is_an_error_never_other_bytes(arena, reader):
     arena.release(stale.slot, stale.generation)
     successor = arena.put(np.zeros(1000), "api")
     assert (successor.slot, successor.offset) == (stale.slot, stale.offset)
-    for read in (reader.open, reader.copy):
+    for read in (reader.open, lambda ref: reader.copy(ref, np.copy)):
         with pytest.raises(TransportError, match="loan of a tensor ended"):
             read(stale)
+
+
+def test_a_loan_that_ends_during_a_copy_is_an_error_and_not_a_mix_of_two_tensors(arena, reader):
+    lent = arena.put(np.ones(1000), "api")
+
+    def slowly(array: np.ndarray) -> np.ndarray:
+        copied = array.copy()
+        arena.release(lent.slot, lent.generation)
+        arena.put(np.zeros(1000), "api")
+        copied[500:] = array[500:]
+        return copied
+
+    with pytest.raises(TransportError, match="loan of a tensor ended"):
+        reader.copy(lent, slowly)
 
 
 def test_a_handle_of_an_earlier_life_is_an_error(arena, reader, directory):

@@ -36,7 +36,7 @@ from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -259,10 +259,10 @@ class _ZeroTransport:
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
         return inline(np.zeros(0, np.uint8))
 
-    def get(self, ref: InlineTensor) -> Array:
+    def read(self, ref: InlineTensor, copier: Callable[[Array], Tensor]) -> Tensor:
         if not ref.data:
-            return np.zeros(ref.shape, storage(ref.dtype))
-        return np.frombuffer(bytearray(ref.data), storage(ref.dtype)).reshape(ref.shape)
+            return copier(np.zeros(ref.shape, storage(ref.dtype)))
+        return copier(np.frombuffer(bytearray(ref.data), storage(ref.dtype)).reshape(ref.shape))
 
 
 def _nodes(model: ModelSpec, run: Run) -> set[str]:
