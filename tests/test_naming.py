@@ -30,13 +30,6 @@ SUITES = {
 """Folders of tests of behaviour that no single module has."""
 TOPICS = {"conformance", "docs", "golden", "gpu", "http", "mini", "mutations", "served"}
 """First words of files with such tests in other folders."""
-MISNAMED = {
-    f"test_{name}.py"
-    for name in (
-        "buffer_ring compiling graphs packed_graphs pages pass_graphs recording replays_ahead upload_counts"
-    ).split()
-}
-"""Files of tests/engine that are older than the rule."""
 
 
 def subjects_of(tests: str) -> set[str]:
@@ -64,7 +57,7 @@ def test_tests_are_named_after_the_module_that_they_test(folder: str) -> None:
     paths = [path for path in (ROOT / folder).rglob("test_*.py") if str(path.parent.relative_to(ROOT)) not in SUITES]
     subjects = subjects_of(folder) | TOPICS
     names = {path.name for path in paths if not is_named_after(path.stem.removeprefix("test_"), subjects)}
-    assert names - MISNAMED == set()
+    assert names == set()
 
 
 def test_a_name_without_its_module_is_found() -> None:

@@ -15,8 +15,8 @@ from mstar_core.graph.declare.nodes import Attend
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_candidates import context, near, roll
 from tests.engine.test_kv_iterations_ahead import Taught
-from tests.engine.test_pass_graphs import FLOWING, READ, captured, flow, flows
-from tests.engine.test_replays_ahead import STEPS, alone, begin, ready
+from tests.engine.test_passes_ahead import STEPS, alone, begin, ready
+from tests.engine.test_passes_loops import FLOWING, READ, captured, flow, flows
 from tests.engine.tiny_engine import WIDTH, Driver, TinyLM, make_engine, prompt
 from tests.engine.tiny_world import TinyWorld, make_world, numbers
 

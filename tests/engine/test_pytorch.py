@@ -1,4 +1,4 @@
-"""Attention in PyTorch: passes that read a cached prefix and append nothing, of any lengths in one forward."""
+"""Attention in PyTorch: passes that read a cached prefix, of any lengths in one forward, and static shapes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.engine.attention.flashinfer import FlashInferView
 from mstar_core.engine.attention.pytorch import TorchAttention
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import LoopSpec
-from mstar_core.engine.steps.attention import AttentionMetadata, starts_of
+from mstar_core.engine.cache.page_pool import PagePool
+from mstar_core.engine.cache.page_table import PageTables
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape, starts_of
 from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import Driver, make_engine, prompt
+from tests.engine.tiny_world import numbers
 
 PAGE, KV_HEADS, HEADS, WIDTH = 4, 2, 4, 8
 CACHED = [0, 3, 4, 11]
@@ -136,3 +140,80 @@ def test_flows_of_several_requests_equal_each_alone(lookahead: int) -> None:
         torch.testing.assert_close(latents, expected, atol=1e-6, rtol=1e-5)
     pages = sum(-(-(3 + 5 * handle) // 4) for handle in together)
     assert driver.engine.memory().pages_used == pages, "their tokens took no place"
+
+
+# -- static shapes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0], [2]])
+def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int], writes: bool) -> None:
+    """Places behind the last token of a sequence, those of other sequences and spare ones hold NaN."""
+    pools, tables = filled()
+    for pool in pools:
+        for row, cached in enumerate(CACHED):
+            for place in range(cached, 4 * PAGE):
+                pool[tables[row, place // PAGE], :, place % PAGE] = float("nan")
+        pool[-1] = float("nan")
+    tokens, rows = 3, np.array(order, dtype=np.int64)
+    shape = AttentionShape(sequences=4, tokens=tokens, pages=4, writes=writes)
+    attention = AttentionBuffers(TorchAttention(pools, PAGE).static(shape), torch.device("cpu"))
+    before = [pool.clone() for pool in pools]
+    lengths = np.array(CACHED)[rows]
+    attention.prepare(AttentionMetadata.of(rows, lengths, tables, tokens, causal=False, writes=writes))
+    for layer, pool in enumerate(before):
+        query = numbers(9 + layer, 4 * tokens, HEADS, 8)
+        key, value = (numbers(seed + layer, 4 * tokens, KV_HEADS, 8) for seed in (20, 30))
+        found = attention.view.attend(layer, query, key, value)
+        for index, row in enumerate(order):
+            own = slice(index * tokens, (index + 1) * tokens)
+            torch.testing.assert_close(
+                found[own], plain(pool, tables, row, (query[own], key[own], value[own])), atol=1e-6, rtol=1e-5
+            )
+            at = torch.arange(CACHED[row], CACHED[row] + tokens)
+            held = pools[layer][torch.from_numpy(tables[row])][at // PAGE, 0, at % PAGE]
+            assert torch.equal(held, key[own]) if writes else held.isnan().all(), "appended, or not"
+
+
+@pytest.mark.parametrize("cached", [0, 5, 8])
+def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
+    generator = torch.Generator().manual_seed(cached)
+    page, heads, kv_heads, width, tokens = 4, 6, 2, 8, 24
+    tables = PageTables(PagePool(20, page), 3, 32)
+    for row in range(3):
+        tables.ensure(row, 24)
+    pool = torch.randn(21, 2, page, kv_heads, width, generator=generator)
+    rows, counts = np.array([2, 0]), np.array([7, 9])
+    held = np.array([cached, 3])
+    query, key, value = (torch.randn(tokens, n, width, generator=generator) for n in (heads, kv_heads, kv_heads))
+    plain, fixed = [pool.clone()], [pool.clone()]
+    prompts = AttentionMetadata.of(rows, held, tables.ids, counts)
+    view = TorchAttention(plain, page).plan(prompts)
+    expected = view.attend(0, query[:16], key[:16], value[:16])
+    shape = AttentionShape(sequences=4, tokens=tokens, pages=tables.ids.shape[1], causal=True, is_ragged=True)
+    form = AttentionBuffers(TorchAttention(fixed, page).static(shape), torch.device("cpu"))
+    form.prepare(prompts)
+    found = form.view.attend(0, query, key, value)[:16]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(fixed[0][:20], plain[0][:20])
+
+
+def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
+    """Pages of other sequences hold NaN before and after; own pages are written up to the last token."""
+    page, tokens, tables = 4, 16, np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::-1].copy()
+    pool = torch.full((13, 2, page, 2, 8), float("nan"))
+    shape = AttentionShape(sequences=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+    form = AttentionBuffers(TorchAttention([pool], page).static(shape), torch.device("cpu"))
+    counts, rows = np.array([5, 6], dtype=np.int64), np.array([2, 0], dtype=np.int64)
+    given = AttentionMetadata.of(rows, np.zeros(2, dtype=np.int64), tables, counts, causal=False)
+    form.prepare(given)
+    query, key, value = numbers(1, tokens, 4, 8), numbers(2, tokens, 2, 8), numbers(3, tokens, 2, 8)
+    out = form.view.attend(0, query, key, value)
+    assert out.isfinite().all(), "padding attends to padding"
+    held = ~pool[:12].isnan().flatten(3).any(-1)
+    assert held.sum() == 2 * counts.sum()
+    for row, start, count in ((2, 0, 5), (0, 5, 6)):
+        at = torch.arange(count)
+        own = pool[torch.from_numpy(tables[row]).long()[at // page], :, at % page]
+        assert torch.equal(own[:, 0], key[start : start + count])
+        assert torch.equal(own[:, 1], value[start : start + count])

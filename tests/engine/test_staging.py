@@ -1,15 +1,18 @@
-"""Staging copies every value to its own field and pads it with zeros."""
+"""Staging copies every value to its own field and pads it with zeros; no host buffer is written before it was read."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.staging import Staging, host_array, port_field
+from mstar_core.engine.attention.staging import BufferRing, Staging, host_array, port_field
 from mstar_core.engine.transfers import SMALL_BYTES, contiguous_runs, is_small_on_host
 
 CPU = torch.device("cpu")
+MOST = 4
 FIELDS = {"places": (torch.int64, 5), "plan": (torch.float32, 12), "end": (torch.int32, 3), "half": (torch.bfloat16, 4)}
 
 
@@ -62,3 +65,38 @@ def test_small_values_of_the_host_wait_for_their_step() -> None:
         torch.zeros(SMALL_BYTES // 4 + 1)
     )
     assert not is_small_on_host(torch.zeros(1, device="meta"))
+
+
+@dataclass
+class Mark:
+    is_past: bool = False
+    waited: bool = False
+
+    def query(self) -> bool:
+        return self.is_past
+
+    def synchronize(self) -> None:
+        self.waited = self.is_past = True
+
+
+def test_a_buffer_is_used_again_only_when_its_copy_is_over() -> None:
+    marks: list[Mark] = []
+    numbers = iter(range(1, 100))
+
+    def mark() -> Mark:
+        marks.append(Mark())
+        return marks[-1]
+
+    turns, used = BufferRing(0, lambda: next(numbers), mark, MOST), list[int]()
+    turns.use(used.append)
+    turns.use(used.append)
+    assert used == [0, 1], "the first is still on its way"
+    marks[0].is_past = True
+    turns.use(used.append)
+    assert used == [0, 1, 0]
+    for _ in range(MOST - 2):
+        turns.use(used.append)
+    assert len(set(used)) == MOST and not any(each.waited for each in marks)
+    turns.use(used.append)
+    assert used[-1] == 1 and marks[1].waited and not marks[2].waited, "the oldest is waited for, and no other"
+    assert len(set(used)) == MOST

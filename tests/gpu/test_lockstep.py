@@ -21,7 +21,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import id_checksum
 from mstar_core.layers.linear import fuse_projections
-from tests.engine.test_pass_graphs import FLOWING, captured, flows
+from tests.engine.test_passes_loops import FLOWING, captured, flows
 from tests.engine.tiny_engine import TinyLM, generate, make_engine
 from tests.gpu.test_engine import REQUESTS, WideLM, wide_engine
 from tests.parallel.two_ranks import linked

@@ -17,7 +17,7 @@ from mstar_core.engine.kv import leader
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.worker.start.build import local_node
-from tests.engine.test_pass_graphs import FLOWING, captured, flows
+from tests.engine.test_passes_loops import FLOWING, captured, flows
 from tests.engine.tiny_engine import LM, Driver, TinyLM, generate, make_engine, prompt
 from tests.parallel.two_ranks import FollowerThread, Meeting, led, linked, shards
 

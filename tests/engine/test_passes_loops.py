@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from mstar_core.engine.attention.pytorch import TorchAttention
-from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.kinds import POSITIONS, PortForm, StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.passes import items_taken, loop_items
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import STEP, Attend, EngineHints
 from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
-from tests.engine.test_pytorch import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
+from tests.engine.test_pytorch import PAGE
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
 
@@ -270,34 +267,6 @@ def test_each_iteration_is_told_from_a_replay_of_its_own() -> None:
     assert engine.counters()["graph_hits"] >= 4
     for each, replayed in zip(*told, strict=True):
         near(replayed, each)
-
-
-@pytest.mark.parametrize("writes", [True, False])
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0], [2]])
-def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int], writes: bool) -> None:
-    """Places behind the last token of a sequence, those of other sequences and spare ones hold NaN."""
-    pools, tables = filled()
-    for pool in pools:
-        for row, cached in enumerate(CACHED):
-            for place in range(cached, 4 * PAGE):
-                pool[tables[row, place // PAGE], :, place % PAGE] = float("nan")
-        pool[-1] = float("nan")
-    tokens, rows = 3, np.array(order, dtype=np.int64)
-    shape = AttentionShape(sequences=4, tokens=tokens, pages=4, writes=writes)
-    attention = AttentionBuffers(TorchAttention(pools, PAGE).static(shape), torch.device("cpu"))
-    before = [pool.clone() for pool in pools]
-    lengths = np.array(CACHED)[rows]
-    attention.prepare(AttentionMetadata.of(rows, lengths, tables, tokens, causal=False, writes=writes))
-    for layer, pool in enumerate(before):
-        query = numbers(9 + layer, 4 * tokens, HEADS, 8)
-        key, value = (numbers(seed + layer, 4 * tokens, KV_HEADS, 8) for seed in (20, 30))
-        found = attention.view.attend(layer, query, key, value)
-        for index, row in enumerate(order):
-            own = slice(index * tokens, (index + 1) * tokens)
-            near(found[own], plain(pool, tables, row, (query[own], key[own], value[own])))
-            at = torch.arange(CACHED[row], CACHED[row] + tokens)
-            held = pools[layer][torch.from_numpy(tables[row])][at // PAGE, 0, at % PAGE]
-            assert torch.equal(held, key[own]) if writes else held.isnan().all(), "appended, or not"
 
 
 def test_a_failed_frame_leaves_neighbours_and_graphs_as_they_are() -> None:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
-import torch
 
-from mstar_core.engine.attention.pytorch import TorchAttention
-from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle
-from mstar_core.engine.cache.page_pool import PagePool
-from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.recorded import captured_tokens
-from tests.engine.test_graphs import REQUESTS
+from tests.engine.test_decode_graphs import REQUESTS
 from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
 
 BUCKETS = CaptureSizes(decode=(1, 8, 16), prefill=(16, 64))
@@ -146,29 +139,6 @@ def test_no_bucket_is_larger_than_the_budget_asks_for() -> None:
     while engine.idle():
         pass
     assert captured_tokens(engine, StepFamily.IDS) == [16, 32, 64]
-
-
-@pytest.mark.parametrize("cached", [0, 5, 8])
-def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
-    generator = torch.Generator().manual_seed(cached)
-    page, heads, kv_heads, width, tokens = 4, 6, 2, 8, 24
-    tables = PageTables(PagePool(20, page), 3, 32)
-    for row in range(3):
-        tables.ensure(row, 24)
-    pool = torch.randn(21, 2, page, kv_heads, width, generator=generator)
-    rows, counts = np.array([2, 0]), np.array([7, 9])
-    held = np.array([cached, 3])
-    query, key, value = (torch.randn(tokens, n, width, generator=generator) for n in (heads, kv_heads, kv_heads))
-    plain, fixed = [pool.clone()], [pool.clone()]
-    prompts = AttentionMetadata.of(rows, held, tables.ids, counts)
-    view = TorchAttention(plain, page).plan(prompts)
-    expected = view.attend(0, query[:16], key[:16], value[:16])
-    shape = AttentionShape(sequences=4, tokens=tokens, pages=tables.ids.shape[1], causal=True, is_ragged=True)
-    form = AttentionBuffers(TorchAttention(fixed, page).static(shape), torch.device("cpu"))
-    form.prepare(prompts)
-    found = form.view.attend(0, query, key, value)[:16]
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    assert torch.equal(fixed[0][:20], plain[0][:20])
 
 
 def test_counters_are_empty_without_graphs() -> None:

@@ -19,7 +19,7 @@ from mstar_core.graph import EngineHints
 from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
 from tests.engine.test_kv_candidates import context, near, roll
 from tests.engine.test_kv_iterations_ahead import TAUGHT, Taught
-from tests.engine.test_pass_graphs import ROLLING, captured
+from tests.engine.test_passes_loops import ROLLING, captured
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import PATCHES, TRIAL, TinyWorld, make_world, numbers
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.pytorch import TorchAttention
-from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import Attend, EngineHints
 from tests.engine.recorded import RecordingCache, captured_tokens
 from tests.engine.tiny_engine import LM, Driver, make_engine
@@ -147,24 +143,3 @@ def test_what_a_replay_gave_stays_when_the_next_one_runs() -> None:
     kept = first.clone()
     act(engine, [8, 6])
     assert torch.equal(first, kept)
-
-
-def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
-    """Pages of other sequences hold NaN before and after; own pages are written up to the last token."""
-    page, tokens, tables = 4, 16, np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::-1].copy()
-    pool = torch.full((13, 2, page, 2, 8), float("nan"))
-    shape = AttentionShape(sequences=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
-    form = AttentionBuffers(TorchAttention([pool], page).static(shape), torch.device("cpu"))
-    counts, rows = np.array([5, 6], dtype=np.int64), np.array([2, 0], dtype=np.int64)
-    given = AttentionMetadata.of(rows, np.zeros(2, dtype=np.int64), tables, counts, causal=False)
-    form.prepare(given)
-    query, key, value = numbers(1, tokens, 4, 8), numbers(2, tokens, 2, 8), numbers(3, tokens, 2, 8)
-    out = form.view.attend(0, query, key, value)
-    assert out.isfinite().all(), "padding attends to padding"
-    held = ~pool[:12].isnan().flatten(3).any(-1)
-    assert held.sum() == 2 * counts.sum()
-    for row, start, count in ((2, 0, 5), (0, 5, 6)):
-        at = torch.arange(count)
-        own = pool[torch.from_numpy(tables[row]).long()[at // page], :, at % page]
-        assert torch.equal(own[:, 0], key[start : start + count])
-        assert torch.equal(own[:, 1], value[start : start + count])
