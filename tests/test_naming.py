@@ -25,6 +25,7 @@ SUITES = {
     "tests/parallel",  # tensor parallelism through all layers
     "tests/runtime",  # deployments of real processes
     "tests/sdk",  # clients against a real api
+    "tests/survival",  # deaths of processes in the middle of requests
     "tests/web",  # pages in a browser
 }
 """Folders of tests of behaviour that no single module has."""

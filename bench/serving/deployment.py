@@ -34,7 +34,7 @@ class Plan:
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
     tree: the sources to run; they come first on the path of every process. shares_gpu: another deployment may use the
     same GPU, despite the GPU locks. config: a deployment file; by default the model's own. environment: variables of
-    the commands, beside those of this process.
+    the commands, beside those of this process. name: of the deployment.
     """
 
     model: str
@@ -47,6 +47,7 @@ class Plan:
     shares_gpu: bool = False
     config: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    name: str = NAME
 
     def command(self) -> list[str]:
         """Return the command line that starts the deployment and returns when it is ready."""
@@ -62,7 +63,7 @@ class Plan:
             self.model,
             *weights,
             "--name",
-            NAME,
+            self.name,
             "--device",
             self.device,
             "--host",
@@ -93,7 +94,7 @@ class Served:
         if code != 0:
             self.end()
             raise RuntimeError(f"the deployment did not start: exit {code}\n{self.last_words()}")
-        socket = self.plan.root / NAME / "admin.sock"
+        socket = self.plan.root / self.plan.name / "admin.sock"
         self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=60)
         head = self.snapshot()
         self.pids = {name: child["pid"] for name, child in head["children"].items()}
@@ -138,11 +139,26 @@ class Served:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the supervisor's snapshot."""
-        assert self._client is not None
-        answer = self._client.get("http://admin/v1/snapshot")
-        answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
+        found: dict[str, Any] = self.admin("/v1/snapshot")
         return found
+
+    def admin(self, path: str) -> Any:
+        """Return a response of the admin socket."""
+        assert self._client is not None
+        return self._client.get(f"http://admin{path}").raise_for_status().json()
+
+    def mstarctl(self, *words: str, limit_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """Run a command about this run's deployments and return how it ended, with its output."""
+        command = [sys.executable, "-m", "mstarctl", *words]
+        return subprocess.run(
+            command,
+            env=self.environment(),
+            cwd=self.plan.tree,
+            check=False,
+            timeout=limit_s,
+            capture_output=True,
+            text=True,
+        )
 
     def last_trace(self) -> list[str]:
         """Return where the time of the newest ended request went: a line for each place, node, walk and kind."""

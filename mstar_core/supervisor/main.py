@@ -29,7 +29,7 @@ from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
 from mstar_core.process.logs import start_logging
-from mstar_core.supervisor.child import Kinds, child_kinds, write_spec
+from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 NAME = "supervisor"
 
 
-def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
+def main(argv: list[str] | None = None, kinds: Kinds = child_kinds, pace: Pace = DEFAULT_PACE) -> None:
     """Run `python -m mstar_core.supervisor SPEC` and exit with the deployment's code.
 
     SPEC: the file that `up` wrote for this start; removed once read, because it may contain keys. kinds: the children.
+    pace: intervals and limits of restarts.
     """
     parser = argparse.ArgumentParser(prog="mstar_core.supervisor")
     parser.add_argument("spec", type=Path)
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
     log_dir = Path(spec.log_dir)
     with closing(LogFile(log_dir / f"{NAME}.log", spec.logs)) as file:
         start_logging(NAME, spec.log_level, secrets=spec.api.secrets, stream=LogStream(file))
-        code, record = _serve(spec, run, kinds, file)
+        code, record = _serve(spec, run, kinds, file, pace)
         write_outcome(log_dir, {**identity(spec), **record})
     sys.exit(int(code))
 
@@ -76,7 +77,7 @@ def identity(spec: DeploymentSpec) -> dict[str, object]:
 
 
 def _serve(
-    spec: DeploymentSpec, run: RunDirectory, kinds: Kinds, own_log: LogFile
+    spec: DeploymentSpec, run: RunDirectory, kinds: Kinds, own_log: LogFile, pace: Pace
 ) -> tuple[ExitCode, dict[str, object]]:
     try:
         lock = run.acquire()
@@ -94,7 +95,7 @@ def _serve(
         listener.open()
         gpus = acquire_gpus(spec.gpus, spec.name)
         admin = bind_admin(run.admin_socket, admin_gid(spec))
-        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log))
+        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log, pace))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
@@ -175,6 +176,7 @@ async def _run(
     listener: PortListener,
     kinds: Kinds,
     own_log: LogFile,
+    pace: Pace,
 ) -> tuple[ExitCode, dict[str, object]]:
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
@@ -184,7 +186,7 @@ async def _run(
         Courier(context, codec) as courier,
         Mailbox(context, endpoint, codec) as mailbox,
     ):
-        supervisor = Supervisor(spec, run, courier, endpoint, kinds, listener=listener)
+        supervisor = Supervisor(spec, run, courier, endpoint, kinds, pace, listener=listener)
         supervisor.logs[NAME] = own_log
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):

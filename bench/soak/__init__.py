@@ -1,0 +1,1 @@
+"""Soak: mixed families under load while processes are killed; run as `python -m bench.soak`."""

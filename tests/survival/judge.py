@@ -1,0 +1,68 @@
+"""Runs of one request with strikes, compared with the undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.soak.answers import Answer, ask, flaws
+from tests.runtime.client import new_client
+from tests.runtime.deployment import END_S, until
+from tests.survival.mortal import Mortal
+from tests.survival.strikes import Sent, Strike
+
+
+@dataclass(slots=True)
+class Judge:
+    """Undisturbed answers of one deployment, to which those with strikes are compared."""
+
+    deployment: Mortal
+    bodies: Mapping[str, Mapping[str, Any]]
+    references: dict[str, Answer] = field(default_factory=dict)
+
+    async def undisturbed(self, name: str) -> Answer:
+        """Return the answer to a request without strikes."""
+        if name not in self.references:
+            answer = await self._ask(name)
+            assert answer.is_whole, (answer.body, answer.code, answer.cause)
+            self.references[name] = answer
+        return self.references[name]
+
+    async def messages(self, name: str) -> list[Sent]:
+        """Return the messages that processes send for a request, in order for each sender."""
+        await self.undisturbed(name)
+        await asyncio.to_thread(self.deployment.assert_clean)
+        self.deployment.strikes.record()
+        await self._ask(name)
+        await asyncio.to_thread(self.deployment.assert_clean)
+        return self.deployment.strikes.recorded()
+
+    async def disturbed(self, name: str, *strikes: Strike) -> Answer:
+        """Return the answer to a request while strikes fall, after every process is back and nothing is held."""
+        await self.undisturbed(name)
+        await asyncio.to_thread(self.settle)
+        self.deployment.strikes.arm(*strikes)
+        answer = await self._ask(name)
+        assert self.deployment.strikes.left == 0, f"{self.deployment.strikes.left} strikes have not fallen"
+        await asyncio.to_thread(self.settle)
+        return answer
+
+    async def flaws(self, name: str, *strikes: Strike) -> list[str]:
+        """Return the differences between the answer with strikes and the undisturbed one."""
+        return flaws(await self.disturbed(name, *strikes), self.references[name])
+
+    def settle(self) -> None:
+        """Wait until every process is ready, and check that nothing is held."""
+        until(lambda: self.deployment.admin("/v1")["state"] == "ready", "ready", END_S)
+        self.deployment.assert_clean()
+
+    async def _ask(self, name: str) -> Answer:
+        async with new_client(self.deployment.url) as client:
+            return await ask(client, self.bodies[name])
+
+
+def judge_of(deployment: Mortal) -> Judge:
+    """Return the judge of a deployment that is ready."""
+    return Judge(deployment, deployment.family.bodies(deployment.url))
