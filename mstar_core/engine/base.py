@@ -33,6 +33,8 @@ class LoopSpec:
     that the engine copies to the host, all sequences of a step at once.
     feed: input that takes one id of a stream per iteration; the ids come by `NodeRunner.feed`. An iteration waits for
     its id. After the last one, `after_end` ends the loop (`stop`) or gives -1 from then on (`empty`).
+    known: ids that an earlier attempt drew in its first iterations, which are taken instead of drawing; with the values
+    of `NodeRunner.known_ports` behind each.
     """
 
     max_iters: int
@@ -44,6 +46,7 @@ class LoopSpec:
     host_emit: tuple[str, ...] = ()
     feed: str | None = None
     after_end: Literal["stop", "empty"] = "stop"
+    known: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class Job:
     `Done.iterations` are those of the longest.
     (KV) Prefix cache: a pass of ids alone is keyed by its ids and `tokens_hash_seed` (the salt), any other pass by
     `content`, which must determine its inputs. None = do not cache. The engine decides which of the two a pass is.
+    known: (KV) the id that an earlier attempt drew in this job, which is taken instead of drawing; not for loops.
     urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
     move: (KV) moves the branch's cache instead of running the module: an Export, or the state to import, which replaces
     the branch's cache. Runners with a cache take such jobs.
@@ -114,6 +118,7 @@ class Job:
     sample: bool = True
     rows: int = 1
     loop: LoopSpec | None = None
+    known: int | None = None
     tokens_hash_seed: bytes | None = None
     content: bytes | None = None
     urgency: float = 0.0
@@ -173,6 +178,9 @@ class Failed:
 class StepResult:
     """Results of one collected step. rows: batch items. ran: keys of jobs that took part, besides those of `loop`.
 
+    draws: ids that loops of other kinds drew, with the keys of their jobs. Known ids that a resident loop takes are in
+    `loop` and `emissions` like drawn ones.
+
     duration_s: device time if it was measured, else host time from the launch, or from the end of the node's step
     before it if that was later, until the results came. The durations of a node's steps never add up to more than the
     time that passed.
@@ -180,6 +188,7 @@ class StepResult:
 
     done: list[Done] = field(default_factory=list)
     loop: LoopStep | None = None
+    draws: list[tuple[JobKey, int]] = field(default_factory=list)
     emissions: list[Emission] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     rows: int = 0

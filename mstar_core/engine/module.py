@@ -55,6 +55,10 @@ class NodeModule:
     device_outputs: (stateless) outputs that other nodes of this device read, in memory of their own. A step that gives
     nothing else is done when the one before it is; its readers are launched behind it.
     streamed_outputs: (KV) loop outputs that are copied to the host only for iterations that the loop emits.
+    known_ports: (KV) integer outputs of fixed shape of the node's resident loop that, with the drawn id, determine an
+    iteration. A request that goes on after a death takes those of earlier attempts in one pass over many iterations of
+    one sequence: the module gets `known`, int64 [T, values of these ports], its stream's items [T], and the state
+    before them, [1, ...] each. It returns hidden states and the state after each iteration, [T, ...].
     """
 
     host_ports: Collection[str] = ()
@@ -62,6 +66,7 @@ class NodeModule:
     host_outputs: Collection[str] = ()
     device_outputs: Collection[str] = ()
     streamed_outputs: Collection[str] = ()
+    known_ports: Sequence[str] = ()
 
     def working_bytes(self, tokens: int) -> int:
         """Return the bytes of the largest step besides weights and cache: intermediate values and outputs.

@@ -30,10 +30,11 @@ class NodeRunner(ABC):
     """Runs one node on one device. Every method is called from the worker's one thread.
 
     has_cache: whether its branches have a KV cache: they move between ranks by jobs with `Job.move`, and its loops take
-    ids of streams.
+    ids of streams. known_ports: see `NodeModule`; of a node without a resident loop that keeps state, none.
     """
 
     name: str
+    known_ports: Sequence[str] = ()
     has_cache: ClassVar[bool] = False
 
     # -- requests and jobs -------------------------------------------------------------------------------------------

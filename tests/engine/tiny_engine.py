@@ -143,8 +143,10 @@ class Driver:
         fields.setdefault("outputs", ("token",))
         return self.submit(handle, inputs={"tokens": torch.as_tensor(ids)}, **fields)
 
-    def decode(self, handle: int, steps: int, stop: tuple[int, ...] = (), **fields: object) -> int:
-        loop = LoopSpec(max_iters=steps, carry={"token": "token"}, stop_port="token", stop_ids=stop)
+    def decode(
+        self, handle: int, steps: int, stop: tuple[int, ...] = (), known: tuple[int, ...] = (), **fields: object
+    ) -> int:
+        loop = LoopSpec(max_iters=steps, carry={"token": "token"}, stop_port="token", stop_ids=stop, known=known)
         return self.submit(handle, loop=loop, outputs=("token",), **fields)
 
     def turn(self) -> bool:

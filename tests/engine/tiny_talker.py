@@ -58,6 +58,8 @@ STATES = ("code0", "last_hidden", "text_ended")
 class TinyTalker(nn.Module):
     """Blocks of TinyLM over frames and text. steps: sequences of each decode forward."""
 
+    known_ports = ("frame",)
+
     def __init__(self) -> None:
         super().__init__()
         self.lm = TinyLM(sharpness=3.0)
@@ -87,7 +89,11 @@ class TinyTalker(nn.Module):
         random: Tensor | None = None,
         heat: Tensor | None = None,
         bias: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> dict[str, Tensor]:
+        if known is not None:
+            assert text_ended is not None
+            return self._known(known, text, text_ended, kv, positions)
         if code0 is None:
             assert voice is not None
             rows = len(text)
@@ -108,6 +114,19 @@ class TinyTalker(nn.Module):
         x = said + sum(self.codes[group][frame[:, group]] for group in range(GROUPS))
         hidden = self._blocks(x, kv, positions)
         return {"hidden": hidden, "last_hidden": hidden, "text_ended": text_ended | (text[:, None] < 0), "frame": frame}
+
+    def _known(
+        self, frames: Tensor, text: Tensor, text_ended: Tensor, kv: KVView, positions: Tensor
+    ) -> dict[str, Tensor]:
+        """Iterations of one sequence whose frames are known."""
+        assert text_ended.shape == (1, 1) and len(frames) == len(text)
+        none = (text < 0)[:, None]
+        ended = text_ended | (none.cumsum(dim=0) > 0)
+        before = torch.cat([text_ended, ended[:-1]])
+        said = torch.where(before, self.padding, torch.where(none, self.ended, self.words[text]))
+        x = said + sum(self.codes[group][frames[:, group]] for group in range(GROUPS))
+        hidden = self._blocks(x, kv, positions)
+        return {"hidden": hidden, "last_hidden": hidden, "text_ended": ended, "frame": frames}
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.lm.head(hidden)
@@ -233,10 +252,15 @@ class Talk:
     def open(self, **loop: object) -> Talk:
         speech, driver = self.speech, self.driver
         driver.open(self.handle, speech.sampling, max_tokens=OPENING + speech.steps + 1)
-        inputs = {"text": torch.tensor([speech.first]), "$param:voice": torch.tensor(speech.voice)}
-        self.first = driver.submit(self.handle, inputs=inputs, outputs=STATES, attend=Attend(tokens=OPENING))
+        self.first = self.begin()
         self.loop = self.decode(speech.steps, **loop)
         return self
+
+    def begin(self, **fields: object) -> int:
+        speech = self.speech
+        inputs = {"text": torch.tensor([speech.first]), "$param:voice": torch.tensor(speech.voice)}
+        attend = Attend(tokens=OPENING)
+        return self.driver.submit(self.handle, inputs=inputs, outputs=STATES, attend=attend, **fields)
 
     def decode(self, steps: int, **changes: object) -> int:
         fields: dict[str, object] = {

@@ -109,6 +109,13 @@ class Feeds:
         """Return whether a slot has no item for another iteration."""
         return bool(self.taken[slot] >= self.came[slot]) and not self.goes_on[slot]
 
+    def coming(self, slot: int, most: int) -> np.ndarray:
+        """Return up to `most` next items of a slot without taking them, int64; NO_ITEM after the end."""
+        at, came = int(self.taken[slot]), int(self.came[slot])
+        items = self.items[slot, at : min(at + most, came)]
+        after = most - len(items) if self.goes_on[slot] else 0
+        return np.concatenate([items, np.full(after, NO_ITEM, dtype=np.int64)])
+
     def is_over(self, slot: int) -> bool:
         """Return whether a slot's stream has ended, all its items are taken, and its loop ends with it."""
         return self.is_dry(slot) and bool(self.has_ended[slot])

@@ -44,17 +44,13 @@ class LoopValues:
 
         Returns changes of values on a device; those on the host wait for `take_changes`.
         """
+        return self.set(slot, {name: values[name] for name in self._names})
+
+    def set(self, slot: int, values: Mapping[str, Tensor]) -> list[LoopValuesSet]:
+        """Replace values of a slot, as `begin` does."""
         changes = []
-        for name in self._names:
-            port, value = keyword(name), values[name]
-            shape, dtype = self._forms[port]
-            if value.numel() != prod(shape):
-                raise EngineError(
-                    f"input {port!r} of node {self._node} has the wrong shape",
-                    f"{list(value.shape)}, declared {list(shape)}",
-                    node=self._node,
-                )
-            value = value.reshape(shape).to(dtype)
+        for name, value in values.items():
+            port, value = keyword(name), self.shaped(name, value)
             pending = self._pending.setdefault(port, {})
             if value.is_cpu:
                 pending[slot] = value
@@ -62,6 +58,17 @@ class LoopValues:
                 pending.pop(slot, None)
                 changes.append(LoopValuesSet(port, np.array([slot], dtype=np.int64), value[None]))
         return changes
+
+    def shaped(self, name: str, value: Tensor) -> Tensor:
+        """Return an input's value in its declared shape and dtype. Raises EngineError for a wrong shape."""
+        shape, dtype = self._forms[keyword(name)]
+        if value.numel() != prod(shape):
+            raise EngineError(
+                f"input {keyword(name)!r} of node {self._node} has the wrong shape",
+                f"{list(value.shape)}, declared {list(shape)}",
+                node=self._node,
+            )
+        return value.reshape(shape).to(dtype)
 
     def take_changes(self) -> list[LoopValuesSet]:
         """Return the values from the host that have been set since the last call."""

@@ -139,6 +139,11 @@ class KVMemory:
         assert self.loop is not None
         self._updates += self.loop.begin(slot, values)
 
+    def set_loop_values(self, slot: int, values: dict[str, Tensor]) -> None:
+        """Replace values of a slot's resident loop."""
+        assert self.loop is not None
+        self._updates += self.loop.set(slot, values)
+
     def take_updates(self) -> tuple[Update, ...]:
         """Return all changes since the last call, in order."""
         self._take_slots()

@@ -41,6 +41,7 @@ class Slots:
         self._armed: dict[int, None] = {}
         self._blank: dict[int, None] = {}
         self._seen: dict[int, list[np.ndarray]] = {}
+        self._counted: dict[int, list[np.ndarray]] = {}
 
     @property
     def used(self) -> int:
@@ -85,6 +86,10 @@ class Slots:
         """Mark ids (int64 [n]) as seen for the repetition penalty."""
         self._seen.setdefault(slot, []).append(ids)
 
+    def count_drawn(self, slot: int, ids: np.ndarray) -> None:
+        """Count ids (int64 [n]) as drawn, for the penalties that depend on it."""
+        self._counted.setdefault(slot, []).append(ids)
+
     def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
         """Prepare a slot for a resident loop."""
         if len(stop_ids) >= self.stop_ids.shape[1]:
@@ -99,17 +104,21 @@ class Slots:
 
     def take_changes(self) -> SlotChanges | None:
         """Return what has changed since the last call; None for nothing."""
-        if not (self._moved or self._armed or self._blank or self._seen):
+        if not (self._moved or self._armed or self._blank or self._seen or self._counted):
             return None
         moved = np.array([*self._moved.items()], dtype=np.int64).T.copy() if self._moved else None
         slots = np.array([*self._armed], dtype=np.int64)
         armed = np.concatenate([slots[:, None], self.stop_ids[slots]], axis=1) if self._armed else None
         blank = np.array([*self._blank], dtype=np.int64) if self._blank else None
-        parts = [slot * self.vocab + ids for slot, seen in self._seen.items() for ids in seen]
-        seen = np.concatenate(parts) if self._seen else None
-        for pending in (self._moved, self._armed, self._blank, self._seen):
+        seen, counted = self._flat(self._seen), self._flat(self._counted)
+        for pending in (self._moved, self._armed, self._blank, self._seen, self._counted):
             pending.clear()
-        return SlotChanges(moved=moved, armed=armed, blank=blank, seen=seen)
+        return SlotChanges(moved=moved, armed=armed, blank=blank, seen=seen, counted=counted)
+
+    def _flat(self, pending: dict[int, list[np.ndarray]]) -> np.ndarray | None:
+        """Return the flat indices of ids by slot, int64 [n]; None for none."""
+        parts = [slot * self.vocab + ids for slot, lists in pending.items() for ids in lists]
+        return np.concatenate(parts) if parts else None
 
     def _clear(self, slot: int) -> None:
         self.last[slot] = self.key[slot] = NO_ID
@@ -119,3 +128,4 @@ class Slots:
         if self.vocab:
             self._blank[slot] = None
         self._seen.pop(slot, None)
+        self._counted.pop(slot, None)

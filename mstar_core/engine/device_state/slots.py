@@ -69,6 +69,9 @@ class DeviceSlots:
                 self._counts.index_fill_(0, blank, 0)
         if changes.seen is not None:
             self.seen.view(-1).index_fill_(0, upload(changes.seen, self.device), True)
+        if changes.counted is not None:
+            places = upload(changes.counted, self.device)
+            self.counts().view(-1).index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
 
     def copy(self, source: int, into: int) -> None:
         """Copy the state of slot `source` to slot `into`."""

@@ -78,6 +78,7 @@ class KVCacheEngine(NodeRunner):
         self._to_host = to_host
         self._host_outputs = frozenset(node_module(module).host_outputs)
         self._streamed_outputs = frozenset(node_module(module).streamed_outputs)
+        self.known_ports = tuple(node_module(module).known_ports) if settings.loop is not None else ()
         self._memory = _memory(spec, settings)
         self._runner = ModelRunner(
             spec,
@@ -97,6 +98,7 @@ class KVCacheEngine(NodeRunner):
             token_budget=settings.token_budget,
             lookahead=settings.lookahead,
             clock=clock,
+            known_ports=self.known_ports,
         )
         if is_captured:
             if settings.device.type == "cuda":

@@ -13,6 +13,7 @@ from mstar_core.engine.scheduling.device_share import TEXT, DeviceShare
 if TYPE_CHECKING:
     from mstar_core.engine.base import Job
     from mstar_core.engine.scheduling.candidates import Candidates
+    from mstar_core.engine.scheduling.known_ids import KnownIds
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.moves import Moves
     from mstar_core.engine.scheduling.pages import Pages
@@ -45,6 +46,7 @@ class Admission:
         candidates: Candidates,
         pages: Pages,
         moves: Moves,
+        known: KnownIds,
         device: Device,
         token_budget: int,
         share: DeviceShare,
@@ -58,6 +60,7 @@ class Admission:
         self._candidates = candidates
         self._pages = pages
         self._moves = moves
+        self._known = known
         self._device = device
         self._budget = token_budget
         self._device_share = share
@@ -88,7 +91,7 @@ class Admission:
             elif branch.runs_candidates:
                 self._restore_parent(branch, chosen)
             elif branch.current is None and branch.is_reserved:
-                requests.join_decode(branch)
+                self._join_decode(branch)
             elif branch.is_reserved or (not requests.waits_for_pages and self._pages.reserve(branch)):
                 if branch.current is not None:
                     chosen.append(branch)
@@ -97,10 +100,18 @@ class Admission:
                 elif job.move is not None:
                     self._moves.finish(branch, job)
                 else:
-                    requests.join_decode(branch)
+                    self._join_decode(branch)
         # A preemption during this pass may have taken the pages of a branch that was chosen before it.
         counted = self._divide(self._take_turns(chosen), is_limited=bool(most_items))
         return [(branch, count) for branch, count in counted if count and branch.is_reserved]
+
+    def _join_decode(self, branch: Branch) -> None:
+        """Move a branch to the decode batch, unless it first has a pass over known iterations."""
+        if self._known.next_pass(branch):
+            branch.is_reserved = False
+            self._requests.has_changed = True
+        else:
+            self._requests.join_decode(branch)
 
     def _take_turns(self, chosen: list[Branch]) -> list[Branch]:
         """Return the branches of the kind whose turn it is: image passes or text. See DeviceShare."""
@@ -167,8 +178,11 @@ class Admission:
                 if job.move is not None:
                     self._moves.start(branch, job)
                 self._candidates.free(branch)
+                self._known.check(job)
                 ended = self._loops.start(branch, job) if job.move is None else None
                 self._candidates.check_pages(branch)
+                if branch.is_decoding and ended is None:
+                    self._known.begin(branch, job)
             except Exception as error:  # noqa: BLE001 a job's inputs fail its own request only
                 self._requests.fail(branch, job, error)
                 return []

@@ -87,6 +87,8 @@ class DecodeScheduler:
         assert launch.output is not None
         parts = [self._commit(step, launch, part) for part in launch.output.decode]
         drawn = [(keys, ids) for keys, ids in parts if len(keys)]
+        if step.result.loop is not None:  # known ids
+            drawn.insert(0, (step.result.loop.keys, step.result.loop.ids))
         if drawn:
             keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(parts) for parts in zip(*drawn, strict=True))
             step.result.loop = LoopStep(keys=keys, ids=ids)
@@ -99,7 +101,7 @@ class DecodeScheduler:
             if feeds.is_over(branch.slot) and not self._requests.is_in_flight(key):
                 slots, loop = self._memory.slots, branch.loop_state
                 iterations = loop.limit - int(slots.left[branch.slot])
-                self._end_loop(result, branch, int(slots.last[branch.slot]), "done", iterations)
+                self.end_loop(result, branch, int(slots.last[branch.slot]), "done", iterations)
 
     def _commit(self, step: KVStep, launch: Launch, part: DecodeOutput) -> tuple[np.ndarray, np.ndarray]:
         """Take the ids that a part of the decode batch drew. Returns keys and ids of those that count."""
@@ -140,10 +142,10 @@ class DecodeScheduler:
                 has_bad = True
                 self._requests.fail(branch, job, no_id(self._requests.node), result)
                 continue
-            self._end_loop(result, branch, int(ids[index]), "stop" if stopped[index] else "length", iterations)
+            self.end_loop(result, branch, int(ids[index]), "stop" if stopped[index] else "length", iterations)
         return has_bad
 
-    def _end_loop(self, result: StepResult, branch: Branch, last: int, reason: str, iterations: int) -> None:
+    def end_loop(self, result: StepResult, branch: Branch, last: int, reason: str, iterations: int) -> None:
         """Report the end of a resident loop and let its branch go on."""
         assert branch.job is not None
         outputs = self._loops.last_outputs(branch, branch.job, last)

@@ -123,7 +123,7 @@ class Loops:
 
     def sync_log(self, branch: Branch) -> None:
         """Log the ids that a resident loop has appended since the last call."""
-        if not branch.is_decoding or branch.replay or branch.is_evicted:
+        if not branch.is_decoding or branch.replay or branch.forward is not None or branch.is_evicted:
             return
         extra = int(self._tables.length[branch.slot]) - branch.logged
         if extra > 0:

@@ -158,7 +158,7 @@ class Requests:
         """Let a branch go on whose next item has come."""
         assert branch.job is not None
         del self.starving[int(branch.job.key)]
-        if branch.is_reserved:
+        if branch.is_reserved and branch.loop_state.known is None:
             self.join_decode(branch)
         else:
             self.add(branch)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import StepResult
+    from mstar_core.engine.scheduling.known_ids import KnownIds
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.pages import Pages
     from mstar_core.engine.scheduling.requests import Requests
-    from mstar_core.engine.scheduling.sequence import Branch
+    from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
     from mstar_core.engine.scheduling.step import KVStep, Launch
     from mstar_core.engine.steps.device import Device, PassOutput
     from mstar_core.graph.declare.nodes import NodeSpec
@@ -35,12 +36,15 @@ FUSED_TOKENS: Final = 65536
 class PassScheduler:
     """Moves the passes of branches through their steps. It keeps no state."""
 
-    def __init__(self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages, device: Device) -> None:
+    def __init__(
+        self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages, known: KnownIds, device: Device
+    ) -> None:
         self._port = spec.sampling.port if spec.sampling else None
         self._requests = requests
         self._memory = requests.memory
         self._loops = loops
         self._pages = pages
+        self._known = known
         self._device = device
 
     # -- before a launch ---------------------------------------------------------------------------------------------
@@ -51,6 +55,7 @@ class PassScheduler:
         assert forward is not None
         is_last = count == forward.left
         samples = is_last and self._port is not None and not forward.is_replay and job is not None and job.sample
+        samples = samples and job is not None and not self._known.replaces_draw(branch, job)
         return ScheduledPass(branch, forward, job, count, is_last, samples)
 
     def plan(self, passes: list[ScheduledPass]) -> tuple[PassPlan, ...]:
@@ -137,6 +142,9 @@ class PassScheduler:
             branch.replay.popleft()
             branch.is_evicted = branch.is_evicted and bool(branch.replay)
             return False
+        if branch.is_decoding:
+            self._take_known(step, branch, forward)
+            return False
         self._finish_pass(branch)
         if branch.loop is None:
             branch.forward = None
@@ -155,6 +163,16 @@ class PassScheduler:
             self._finish_pass(branch)
             goes_on = self._iterate(step, branch, 1, None)
         return goes_on
+
+    def _take_known(self, step: KVStep, branch: Branch, forward: ForwardPass) -> None:
+        """Move a resident loop past the known iterations of a pass."""
+        try:
+            self._known.take_pass(step.result, branch, forward)
+        except Exception as error:  # noqa: BLE001 a module that omits a carried port fails its own request only
+            assert branch.job is not None
+            self._requests.fail(branch, branch.job, error, step.result)
+        if not branch.is_decoding:
+            self._hold(step, branch)
 
     def _count(self, step: KVStep, one: ScheduledPass, iterations: int) -> None:
         """Count a computed part of a pass; tokens of a repeated pass count once per iteration."""
@@ -175,6 +193,7 @@ class PassScheduler:
         assert job is not None and job.loop is not None and forward is not None
         branch.loop_state.iteration += iterations - 1
         try:
+            drawn = self._known.next_id(branch) if drawn is None else drawn
             emission, ended = self._loops.advance(branch, job, forward, drawn)
         except Exception as error:  # noqa: BLE001 a module that omits a carried port fails its own request only
             self._requests.fail(branch, job, error, step.result)
@@ -217,8 +236,13 @@ class PassScheduler:
                 return
             if branch.slot >= 0:  # a candidate may have been freed
                 self._memory.slots.last[branch.slot] = drawn
+            if job.loop is not None and self._port in job.loop.carry:
+                result.draws.append((job.key, drawn))
         if not one.is_last or one.forward.is_replay or job.loop is not None or branch.job is not job:
             return
+        if job.known is not None:
+            drawn = job.known
+            self._known.take(branch.slot, [drawn])
         outputs = one.forward.outputs
         if drawn is not None and self._port is not None:
             # On the host, where it is known: reading it from the GPU again would wait for later launches.
@@ -234,14 +258,14 @@ def _most_ahead(one: ScheduledPass) -> int:
     loop, state, forward = one.job.loop if one.job is not None else None, one.branch.loop, one.forward
     if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
         return 1
-    if forward.is_replay or not forward.attend.write or (loop.emit and not state.iteration):
+    if forward.is_replay or not forward.attend.write or (loop.emit and not state.iteration) or loop.known:
         return 1
     return min([state.limit, *map(len, state.lists.values())]) - state.iteration
 
 
 def _loop_plan(one: ScheduledPass) -> LoopPlan | None:
     loop, state = one.job.loop if one.job is not None else None, one.branch.loop
-    if loop is None or state is None:
+    if loop is None or state is None or one.branch.is_decoding:
         return None
     return LoopPlan(
         is_fused=loop.fused,

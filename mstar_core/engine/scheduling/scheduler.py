@@ -20,6 +20,7 @@ from mstar_core.engine.scheduling.candidates import Candidates
 from mstar_core.engine.scheduling.decode_batch import DecodeScheduler
 from mstar_core.engine.scheduling.device_share import IMAGE, TEXT, DeviceShare, TimedStep
 from mstar_core.engine.scheduling.inputs import InputProcessor
+from mstar_core.engine.scheduling.known_ids import KnownIds
 from mstar_core.engine.scheduling.loops import Loops
 from mstar_core.engine.scheduling.moves import Moves
 from mstar_core.engine.scheduling.pages import Pages
@@ -57,10 +58,11 @@ class Scheduler:
         token_budget: int,
         lookahead: int,
         clock: Callable[[], float],
+        known_ports: Sequence[str] = (),
     ) -> None:
         """vocab: ids that the node reads, 0 for any. token_budget: of a step.
 
-        lookahead: steps that may be planned before an earlier one is committed.
+        lookahead: steps that may be planned before an earlier one is committed. known_ports: see NodeModule.
         """
         assert spec.kv is not None
         self._branch_names = spec.kv.branches
@@ -74,9 +76,10 @@ class Scheduler:
         candidates = self._candidates = Candidates(spec, requests, inputs.on_device)
         pages = self._pages = Pages(requests, loops, candidates)
         moves = Moves(requests, device)
-        self._admission = Admission(spec, requests, loops, candidates, pages, moves, device, token_budget, share)
         self._decode = DecodeScheduler(spec, requests, loops, pages)
-        self._passes = PassScheduler(spec, requests, loops, pages, device)
+        known = KnownIds(spec, requests, inputs, self._decode, known_ports)
+        self._admission = Admission(spec, requests, loops, candidates, pages, moves, known, device, token_budget, share)
+        self._passes = PassScheduler(spec, requests, loops, pages, known, device)
 
     # -- requests and jobs -------------------------------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class Scheduler:
             self._decode.end_with_streams(requests.ready)
         decoding = requests.current_decode() if self._share.turn == TEXT else None
         result = requests.ready
-        if decoding is None and not passes and not (result.done or result.failed or result.emissions):
+        if decoding is None and not passes and not (result.done or result.failed or result.emissions or result.loop):
             return None
         requests.ready = StepResult()
         step = KVStep(result, started)

@@ -19,6 +19,7 @@ from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import Attend
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from mstar_core.engine.base import Done, Handle
@@ -120,15 +121,31 @@ class Logged:
     forward: ForwardPass | None = None
 
 
+@dataclass(slots=True)
+class KnownIterations:
+    """Iterations of a resident loop that an earlier attempt of its request computed.
+
+    ids: int64 [n], drawn. values: int64 [n, width], of the module's `known_ports`. taken: those that are in the cache.
+    states: input port -> carried value before the next one, [1, ...].
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    states: dict[str, Tensor] = field(default_factory=dict)
+    taken: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class LoopState(EngineLoop):
     """A loop of a branch. A resident one keeps its values in the arrays of the slots instead of `carried`.
 
     ahead: most iterations in one pass. lists: inputs with one entry per iteration, small ones still on the host.
+    known: iterations of a resident loop that are taken from an earlier attempt, until all are.
     """
 
     lists: dict[str, Tensor] = field(default_factory=dict)
     ahead: int = 1
+    known: KnownIterations | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

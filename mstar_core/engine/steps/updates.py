@@ -30,13 +30,15 @@ class SlotChanges(msgspec.Struct, frozen=True, eq=False, kw_only=True, tag="slot
     """New values of slots; None where there are none.
 
     moved: int64 [2, n], slots and their last ids. armed: int64 [n, 1 + width], slots and their stop ids. blank: int64
-    [n], slots whose seen ids and counts are cleared. seen: int64 [n], flat indices of seen ids.
+    [n], slots whose seen ids and counts are cleared. seen: int64 [n], flat indices of seen ids. counted: int64 [n],
+    flat indices of drawn ids to count, once for each entry.
     """
 
     moved: np.ndarray | None = None
     armed: np.ndarray | None = None
     blank: np.ndarray | None = None
     seen: np.ndarray | None = None
+    counted: np.ndarray | None = None
 
 
 class SlotCopied(msgspec.Struct, frozen=True, eq=False, tag="slot_copy"):
