@@ -167,9 +167,8 @@ class KVMemory:
 
     def _clear_stale(self) -> None:
         """Clear pages that an earlier owner has written."""
-        pages = self.pool.take_stale()
-        if pages:
-            self._updates.append(PagesCleared(pages))
+        if self.pool.stale:
+            self._updates.append(PagesCleared(self.pool.take_stale()))
 
     def _numbered(self) -> SavedPages:
         self._saved += 1

@@ -17,7 +17,7 @@ class OutOfPages(EngineError):
 class PagePool:
     """Pages in three states: used while a table refers to them, cached while only the prefix cache does, else free.
 
-    An allocation evicts cached pages, the oldest first, when free ones do not suffice.
+    An allocation evicts cached pages, the oldest first, when free ones do not suffice. stale: see `take_stale`.
     """
 
     def __init__(self, total: int, page_size: int) -> None:
@@ -30,7 +30,7 @@ class PagePool:
         self._free: list[int] = list(range(total - 1, -1, -1))
         self._aged: OrderedDict[int, None] = OrderedDict()
         self._written = bytearray(total)
-        self._stale: list[int] = []
+        self.stale: list[int] = []
         self._forget: Callable[[int], None] = _ignore
 
     @property
@@ -76,7 +76,7 @@ class PagePool:
         for page in pages:
             self.refs[page] = 1
             if self._written[page]:
-                self._stale.append(page)
+                self.stale.append(page)
             self._written[page] = 1
         return pages
 
@@ -85,7 +85,7 @@ class PagePool:
 
         They must be cleared before use: a stale NaN would reach the new owner through masked positions.
         """
-        stale, self._stale = self._stale, []
+        stale, self.stale = self.stale, []
         return stale
 
     def share(self, pages: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,20 +75,7 @@ class ForwardPass:
 
     def bare(self, *, is_replay: bool = False) -> ForwardPass:
         """Return the same pass, not yet computed. is_replay: as the log replays it."""
-        return ForwardPass(
-            ports=self.ports,
-            axes=self.axes,
-            tokens=self.tokens,
-            attend=self.attend,
-            position=self.position,
-            base=self.base,
-            given=self.given,
-            after=self.after,
-            is_ids=self.is_ids,
-            is_replay=is_replay,
-            per_item=self.per_item,
-            iterations=self.iterations,
-        )
+        return replace(self, is_replay=is_replay, done=0, chunk_outputs={})
 
     @property
     def must_be_whole(self) -> bool:
