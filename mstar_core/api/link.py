@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +32,7 @@ from mstar_core.messages.life import (
     ServiceState,
     Telemetry,
 )
-from mstar_core.messages.requests import CancelRequest, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.requests import CancelRequest, NewRequest, Reconcile, RequestFailed, RequestFinished
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
@@ -90,6 +91,7 @@ class Link:
         )
         self._mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, wire)
         self._reported_drain = 0
+        self._next_reconcile = clock() + spec.reconcile_s
         self._reported: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,6 +166,7 @@ class Link:
         assert self._loop is not None
         self.life.beat(self._clock())  # without work_ready: the api has no steps that could stall
         self._report()
+        self._reconcile()
         self._check_stop()
         self._timer = self._loop.call_later(TURN_S, self._turn)
 
@@ -176,6 +179,15 @@ class Link:
         if news or spans or samples or values != self._reported:
             self._reported = values
             self.life.telemetry(values, news, spans, samples=samples)
+
+    def _reconcile(self) -> None:
+        """Send the conductor the live requests once a minute, so that it closes those whose end was lost."""
+        if self._clock() < self._next_reconcile:
+            return
+        self._next_reconcile = self._clock() + self._spec.reconcile_s
+        message = Reconcile(live=[live.handle for live in self._registry], newest=self._registry.newest)
+        with suppress(TransportError):  # the next one says the same
+            self._courier.send(CONDUCTOR, message)
 
     def _check_stop(self) -> None:
         if self.life.stop_reason is not None and self.on_stop is not None:

@@ -142,6 +142,11 @@ class Registry:
     def __len__(self) -> int:
         return len(self._by_handle)
 
+    @property
+    def newest(self) -> int:
+        """Return the highest handle so far."""
+        return make_handle(self._incarnation, self._number)
+
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter(list(self._by_handle.values()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -25,6 +26,7 @@ from mstar_core.messages.requests import (
     CancelRequest,
     ErrorInfo,
     NewRequest,
+    Reconcile,
     RequestFailed,
     RequestFinished,
     error_info,
@@ -43,6 +45,7 @@ from mstar_core.messages.work import (
 from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 from mstar_core.process.failures import attempt, log_lost
+from mstar_core.process.leftovers import Leftovers
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,9 @@ class Conductor:
         self.unknown = 0
         self.finished = 0
         self.failed = 0
+        self.leftovers = Leftovers()
         self.progress = Progress(spec)
+        self._newest = 0
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
@@ -97,6 +102,8 @@ class Conductor:
                 self._fail_with(message.handle, message.error)
             case CancelRequest():
                 self._cancel(message)
+            case Reconcile():
+                self._close_leftovers(message)
             case PeerReady():
                 self._worker_ready(message)
             case PeerDown():
@@ -113,12 +120,25 @@ class Conductor:
                 handle, TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less")
             )
 
+    def reconcile(self) -> None:
+        """Send each worker the handles of its live requests, so that it closes those whose end was lost."""
+        for rank in sorted(self.router.ready):
+            live = [handle for handle, request in self.requests.items() if rank in request.homes.ranks]
+            with suppress(PeerStalled):  # the next one says the same
+                self._send.send(worker_name(rank), Reconcile(live=live, newest=self._newest))
+
+    def _close_leftovers(self, message: Reconcile) -> None:
+        for handle in self.leftovers.find(message, self.requests):
+            log.warning("request %d is closed: the api does not know it any more", handle)
+            self._end(self.requests[handle])
+
     # start of a request
 
     def _admit(self, message: NewRequest) -> None:
         if message.handle in self.requests:
             self.unknown += 1
             return
+        self._newest = max(self._newest, message.handle)
         try:
             facts = facts_of(message, self.spec)
             partitions = self.spec.active_partitions(facts)

@@ -28,12 +28,14 @@ TELEMETRY_S = 0.1
 class ConductorLoop:
     """Main loop of the process. Owns the mailbox and the conductor."""
 
-    def __init__(self, conductor: Conductor, mailbox: Mailbox, life: ChildLife, spin: Spin) -> None:
+    def __init__(self, conductor: Conductor, mailbox: Mailbox, life: ChildLife, spin: Spin, reconcile_s: float) -> None:
         self._conductor = conductor
         self._mailbox = mailbox
         self._life = life
         self._spin = spin
+        self._reconcile_s = reconcile_s
         self._next_expire = 0.0
+        self._next_reconcile = 0.0
         self._next_report = 0.0
         self._last_report: dict[str, float] = {}
         self._has_news = False
@@ -63,6 +65,9 @@ class ConductorLoop:
         if now >= self._next_expire:
             self._next_expire = now + EXPIRE_S
             self._conductor.expire()
+        if now >= self._next_reconcile:
+            self._next_reconcile = now + self._reconcile_s
+            self._conductor.reconcile()
         if now >= self._next_report:
             self._next_report = now + TELEMETRY_S
             self._has_news = False
@@ -75,6 +80,7 @@ class ConductorLoop:
             "finished": conductor.finished,
             "failed": conductor.failed,
             "unknown_messages": conductor.unknown,
+            "leftovers": conductor.leftovers.closed,
             **{f"load.{rank}": load for rank, load in conductor.router.load.items()},
         }
         news = conductor.progress.take(conductor.requests)
@@ -104,4 +110,4 @@ def main(argv: list[str] | None = None) -> None:
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
                 spin = Spin(wait_spin_s(spec))
                 log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
-                ConductorLoop(conductor, mailbox, life, spin).run()
+                ConductorLoop(conductor, mailbox, life, spin, spec.reconcile_s).run()

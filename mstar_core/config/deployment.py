@@ -84,6 +84,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     upload_dir: parent of the folder that spools request media (None: the run directory).
     log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
     needed_bytes: lower bound of the weights' size (0: unknown); free_bytes: free memory of the devices at planning.
+    reconcile_s: seconds between two `Reconcile` messages.
     nvtx: mark steps for Nsight Systems. unused: options without effect, with the reason.
     cautions: warnings about served behaviour that differs from what the options suggest, with alternatives.
     graph: declared graph of the model (`GraphView`), shown until the conductor has read the checkpoint.
@@ -101,6 +102,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     log_level: str = "INFO"
     drain_timeout_s: float = 120.0
     stall_s: float = 120.0
+    reconcile_s: float = 60.0
     argv: tuple[str, ...] = ()
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     gpus: dict[str, str] = msgspec.field(default_factory=dict)

@@ -103,4 +103,15 @@ class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_fail
     error: ErrorInfo
 
 
-RequestMessage = NewRequest | CancelRequest | RequestFinished | RequestFailed
+class Reconcile(msgspec.Struct, frozen=True, kw_only=True, tag="reconcile"):
+    """Api to conductor: its live requests, once a minute; the conductor sends those of each worker in the same way.
+
+    live: their handles. newest: the highest handle that the sender has known. The receiver closes older requests that
+    are not live, see `Leftovers`.
+    """
+
+    live: list[int]
+    newest: int
+
+
+RequestMessage = NewRequest | CancelRequest | RequestFinished | RequestFailed | Reconcile

@@ -93,6 +93,12 @@ _ALL: Final = (
     _both("gauge", "mstar_component_up", "1 if a process of the deployment is up, else 0.", "component"),
     _both("counter", "mstar_restarts", "Restarts of processes."),
     _both("counter", "mstar_transport_bytes", "Bytes of tensors that a process sent to others.", "component"),
+    _both(
+        "counter",
+        "mstar_leftovers",
+        "Requests that a process closed because their owner did not know them any more; more than 0 is a defect.",
+        "component",
+    ),
     _both("gauge", "mstar_kv_pages", "KV-cache pages of a node by state.", "node", "state"),
     _both("gauge", "mstar_batch_size", "Sequences or jobs in a node's last step, 0 when it is idle.", "node"),
     _both("histogram", STEP_SECONDS, "Compute of a node: the duration of each step.", "node", buckets=STEPS),

@@ -6,7 +6,7 @@ Bounded by count. Messages for ended or never opened requests are dropped.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Final
 
 from mstar_core.engine.base import Handle
@@ -32,6 +32,11 @@ class EarlyMessages:
         self._waiting: OrderedDict[int, list[Message]] = OrderedDict()
         self._count = 0
         self._closed: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def handles(self) -> Collection[int]:
+        """Requests of waiting messages."""
+        return self._waiting.keys()
 
     def keep(self, handle: int, message: Message, known: Container[Handle]) -> bool:
         """Keep or drop a message of an unknown request. Returns False if the request is known."""

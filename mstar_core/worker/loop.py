@@ -15,8 +15,10 @@ from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
+from mstar_core.messages.requests import Reconcile
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
+from mstar_core.process.leftovers import Leftovers
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
 from mstar_core.worker.early_messages import EarlyMessages
@@ -55,6 +57,7 @@ class Worker:
     kernels: KernelLog = field(default_factory=KernelLog)
     shown: Mapping[str, str] = field(default_factory=dict)
     early: EarlyMessages = field(default_factory=EarlyMessages)
+    leftovers: Leftovers = field(default_factory=Leftovers)
     spin: Spin = field(default_factory=Spin)
     has_idle_work: bool = True
     quiet_since: float = 0.0
@@ -72,6 +75,7 @@ class Worker:
             runners=self.runners,
             steps=self.steps,
             kernels=self.kernels,
+            leftovers=self.leftovers,
             peer_memory=self.peer_memory,
             shown=self.shown,
         )
@@ -206,6 +210,8 @@ class Worker:
             case CloseRequest():
                 self.early.closed(message.handle)
                 self.executor.close(Handle(message.handle))
+            case Reconcile():
+                self.close_leftovers(message)
             case EndStream():
                 self.executor.end_stream(message)
             case StreamItems():
@@ -234,6 +240,13 @@ class Worker:
                 pass  # of no use to a worker
             case _:
                 log.warning("an unexpected %s was dropped", type(message).__name__)
+
+    def close_leftovers(self, message: Reconcile) -> None:
+        """Close the requests that the conductor does not know any more, and drop tensors that wait for such ones."""
+        for handle in self.leftovers.find(message, {*self.executor.requests, *self.early.handles}):
+            log.warning("request %d is closed: the conductor does not know it any more", handle)
+            self.early.closed(handle)
+            self.executor.close(Handle(handle))
 
     def give_back(self) -> None:
         """Return the tensors that arrived for ended requests and were never read."""

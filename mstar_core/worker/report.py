@@ -14,6 +14,7 @@ from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
+from mstar_core.process.leftovers import Leftovers
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
@@ -112,6 +113,7 @@ class Report:
     runners: Mapping[str, NodeRunner]
     steps: Steps
     kernels: KernelLog = field(default_factory=KernelLog)
+    leftovers: Leftovers = field(default_factory=Leftovers)
     peer_memory: PeerMemory | None = None
     shown: Mapping[str, str] = field(default_factory=dict)
     idle_s: float = 0.0
@@ -190,6 +192,7 @@ class Report:
         """Return gauges and counters of this rank by name; those of a node begin with its name and a dot."""
         values: dict[str, float] = {
             "requests": len(self.executor.requests),
+            "leftovers": self.leftovers.closed,
             "steps": self.steps.collected,
             "idle_s": round(self.idle_s, 3),
             "wait_s": round(self.steps.waited_s, 3),

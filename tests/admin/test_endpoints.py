@@ -208,7 +208,7 @@ async def test_shared_families_sum_nodes_over_ranks_and_socket_families_list_ran
         steps.add(StepResult(rows=rows, tokens=rows, duration_s=seconds))
     values = {**steps.values(), "preempted": 3.0, "graph_hits": 7.0, "batch": 4.0}
     admin.deployment.values |= {f"worker-0.LLM.{reading}": value for reading, value in values.items()}
-    admin.deployment.values |= {"worker-0.sent_bytes": 4096.0, "api.sent_bytes": 512.0}
+    admin.deployment.values |= {"worker-0.sent_bytes": 4096.0, "api.sent_bytes": 512.0, "worker-0.leftovers": 2.0}
     families = await read_metrics(admin)
 
     def shown(name: str, found: dict[str, Any] = families) -> dict[tuple[str, ...], float]:
@@ -229,6 +229,7 @@ async def test_shared_families_sum_nodes_over_ranks_and_socket_families_list_ran
     assert shown("mstar_preempted") == {("LLM",): 3} and shown("mstar_restarts") == {(): 0}
     assert shown("mstar_graph_steps") == {("LLM", "decode", "replayed"): 7}
     assert shown("mstar_transport_bytes") == {("worker-0",): 4096, ("api",): 512}
+    assert shown("mstar_leftovers") == {("worker-0",): 2}
     assert shown("mstar_kv_pages")["LLM", "used"] == shown("mstar_node_pages")["LLM", "0", "used"] == 3
     other = Metrics()
     other.take_samples(admin.deployment.publisher.shared_samples())

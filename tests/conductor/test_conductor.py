@@ -28,7 +28,7 @@ from mstar_core.graph import (
     StreamingGraphEdge,
 )
 from mstar_core.messages.life import PeerDown, PeerReady
-from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, Reconcile, RequestFailed, RequestFinished
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, RunWalks, WalkDone, WorkFailed
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Text, param
@@ -345,6 +345,29 @@ def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: FakeCourier, c
     (homes,) = (found.homes for found in conductor.requests.values())
     assert (homes.by_node["lm"], homes.by_walk) == (0, {"decode": {"lm": 1}})
     assert homes.ranks == {0, 1}
+
+
+def test_each_worker_gets_the_requests_that_are_live_on_it(conductor: Conductor, post: FakeCourier) -> None:
+    conductor.reconcile()
+    assert post.take() == [(f"worker-{rank}", Reconcile(live=[], newest=0)) for rank in (0, 1)]
+    conductor.on(request(7))
+    conductor.on(request(5))
+    conductor.on(CancelRequest(handle=7))
+    post.take()
+    conductor.reconcile()
+    assert post.take() == [(f"worker-{rank}", Reconcile(live=[5], newest=7)) for rank in (0, 1)]
+
+
+def test_requests_that_the_api_does_not_know_any_more_end_on_all_ranks(conductor: Conductor, post: FakeCourier) -> None:
+    for handle in (1, 2, 3):
+        conductor.on(request(handle))
+    post.take()
+    for _ in range(2):
+        assert not post.sent and conductor.leftovers.closed == 0
+        conductor.on(Reconcile(live=[2], newest=2))
+    assert list(conductor.requests) == [2, 3], "the third is newer than the message"
+    assert post.take() == [(f"worker-{rank}", CloseRequest(handle=1)) for rank in (0, 1)]
+    assert conductor.leftovers.closed == 1
 
 
 def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conductor, post: FakeCourier) -> None:

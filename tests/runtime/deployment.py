@@ -32,6 +32,9 @@ END_S: Final = 60.0
 PATIENT_S: Final = 120.0
 """hang_s of deployments whose processes a test suspends."""
 
+RECONCILE_S: Final = 0.5
+"""Interval in which processes compare their requests; any that one of them had to close counts as a leak."""
+
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
 LEAK_VALUES: Final = (
@@ -44,6 +47,7 @@ LEAK_VALUES: Final = (
     ".ready",
     ".waiting",
     ".in_flight",
+    ".leftovers",
 )
 """Suffixes of telemetry values that are zero without requests."""
 
@@ -204,6 +208,7 @@ class Deployment:
             "plugin": self.served.plugin,
             "weights_source": "folder" if self._folder is not None else "tiny",
             "cache_dir": str(cache_dir()),
+            "reconcile_s": RECONCILE_S,
         }
         return DeploymentSpec(
             **{

@@ -29,6 +29,7 @@ def shared_samples(store: HubState, values: Mapping[str, float], restarts: int) 
     nodes = list(store.nodes.values())
     yield from samples("mstar_restarts", {(): restarts})
     yield from samples("mstar_transport_bytes", {(name,): values.get(f"{name}.sent_bytes") for name in store.children})
+    yield from samples("mstar_leftovers", {(name,): values.get(f"{name}.leftovers") for name in store.children})
     pages: Counter[tuple[str, str]] = Counter()
     batch: Counter[tuple[str]] = Counter()
     for node in nodes:
