@@ -16,7 +16,8 @@ from safetensors.numpy import load
 
 from mstar_core.api.errors import Stalled
 from mstar_core.api.output.encode import MOST_JSON, NumberForm, packed, widened
-from mstar_core.api.output.queue import OutputItem, OutputQueue, Spool
+from mstar_core.api.output.queue import OutputItem, OutputQueue
+from mstar_core.api.output.spool import Spool
 from mstar_core.client.arrays import array_of
 from mstar_core.errors import RequestError
 from mstar_core.messages.flow import Output, Outputs
@@ -196,9 +197,13 @@ async def test_a_few_large_outputs_wait_for_a_client_that_reads(tmp_path: Any) -
 
 @pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize("form", ["raw", "safetensors", "json"])
-def test_a_number_of_no_dimension_stays_one(form: Any, dtype: str | None, tmp_path: Any) -> None:
-    spool = Spool(tmp_path)
-    spooled = spool.read(spool.write(item(np.float32(2.5).reshape(()))))
+async def test_a_number_of_no_dimension_stays_one(form: Any, dtype: str | None, tmp_path: Any) -> None:
+    spool = Spool[OutputItem](tmp_path)
+    number = item(np.float32(2.5).reshape(()))
+    spool.add(number, number.array)
+    while spool.in_memory:  # noqa: ASYNC110 a thread writes
+        await asyncio.sleep(0.001)
+    spooled = dataclasses.replace(number, array=(await spool.pop())[1])
     spool.close()
     for each in (spooled, item(np.float32(2.5).reshape(()))):
         data, facts = packed(each, NumberForm(form=form, dtype=dtype))

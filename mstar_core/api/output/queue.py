@@ -6,18 +6,16 @@ Memory is bounded: a backlog of more than a few megabytes spills to a file, up t
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from mstar_core.api.errors import Stalled, lost, storage_full
+from mstar_core.api.errors import Stalled, lost
+from mstar_core.api.output.spool import SPOOL_BYTES, Spool
 from mstar_core.errors import EngineError, MstarError, Unavailable
 from mstar_core.messages.requests import RequestFinished
 
@@ -25,10 +23,6 @@ Array = npt.NDArray[np.generic]
 
 QUEUE_BYTES: Final = 4 << 20
 QUEUE_ITEMS: Final = 256
-SPOOL_BYTES: Final = 64 << 20
-LEAST_SPOOLED: Final = 8
-"""Number of outputs that may always be spilled, whatever their size (steps of a rollout)."""
-
 NOTHING: Final[Array] = np.zeros(0, dtype=np.uint8)
 MOST_EARLY: Final = 1024
 """Most outputs of a worker that wait for an earlier one. Its messages arrive in order, so that one is lost."""
@@ -45,73 +39,6 @@ class OutputItem:
     array: Array
     meta: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Spooled:
-    """A spilled output. item: without its array, which has this type and shape."""
-
-    item: OutputItem
-    dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]
-    offset: int
-    size: int
-
-
-class Spool:
-    """Spill file of one request. Created at first use and without a name, so that it is never left behind."""
-
-    def __init__(self, folder: Path, limit: int = SPOOL_BYTES) -> None:
-        self._folder = folder
-        self._limit = limit
-        self._file: IO[bytes] | None = None
-        self._end = 0
-
-    def write(self, item: OutputItem) -> _Spooled:
-        """Append an output. Raises Stalled above the limit, except for a few large outputs.
-
-        Raises Unavailable (`storage_full`) if the disk is full.
-        """
-        data = np.ascontiguousarray(item.array)
-        if self._end + data.nbytes > max(self._limit, LEAST_SPOOLED * data.nbytes):
-            raise Stalled(
-                "the client does not read the response", hint=f"more than {self._limit >> 20} MiB are waiting"
-            )
-        try:
-            self._append(data)
-        except OSError as error:
-            raise storage_full(error) from error
-        place = _Spooled(replace(item, array=NOTHING), data.dtype, item.array.shape, self._end, data.nbytes)
-        self._end += item.array.nbytes
-        return place
-
-    def _append(self, data: Array) -> None:
-        if self._file is None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=self._folder)
-        self._file.seek(self._end)
-        self._file.write(data.data if data.nbytes else b"")
-        self._file.flush()  # reports a full disk now, rather than when the output is read
-
-    def read(self, place: _Spooled) -> OutputItem:
-        """Return the output written at `place`."""
-        data = b""
-        if self._file is not None:
-            self._file.seek(place.offset)
-            data = self._file.read(place.size)
-        array: Array = np.frombuffer(data, dtype=place.dtype).reshape(place.shape)
-        return replace(place.item, array=array)
-
-    def rewind(self) -> None:
-        """Start again at the front after everything was read, so that the file does not grow forever."""
-        self._end = 0
-
-    def close(self) -> None:
-        """Free the file. Safe to call twice."""
-        if self._file is not None:
-            with suppress(OSError):  # on a full disk, closing retries to write the buffer
-                self._file.close()
-            self._file = None
 
 
 class _Sender:
@@ -133,13 +60,14 @@ class _Sender:
 class OutputQueue:
     """Outputs of one request, in order. Ends exactly once, by `finish` after all outputs have arrived, or by `fail`."""
 
-    def __init__(self, spool: Spool, *, queue_bytes: int = QUEUE_BYTES, queue_items: int = QUEUE_ITEMS) -> None:
+    def __init__(
+        self, spool: Spool[OutputItem], *, queue_bytes: int = QUEUE_BYTES, queue_items: int = QUEUE_ITEMS
+    ) -> None:
         self.doubled = 0
         self._spool = spool
         self._limits = (queue_bytes, queue_items)
         self._queue: deque[OutputItem] = deque()
         self._queue_bytes = 0
-        self._spooled: deque[_Spooled] = deque()
         self._senders: dict[str, _Sender] = {}
         self._ending: RequestFinished | None = None
         self._error: MstarError | None = None
@@ -151,13 +79,13 @@ class OutputQueue:
     @property
     def ending(self) -> RequestFinished | None:
         """Return how the request ended, once all outputs were taken; None before, and after a failure."""
-        done = self._error is None and not self._queue and not self._spooled and self._is_complete()
+        done = self._error is None and not self.waits and self._is_complete()
         return self._ending if done else None
 
     @property
     def waits(self) -> int:
         """Return the number of outputs not yet taken."""
-        return len(self._queue) + len(self._spooled)
+        return len(self._queue) + len(self._spool)
 
     def put(self, worker: str, seq: int, item: OutputItem) -> None:
         """Add output number `seq` of `worker`; duplicates are dropped."""
@@ -215,12 +143,14 @@ class OutputQueue:
             await self._wait(loop, until)
         taken: list[OutputItem] = []
         size = 0
-        while self._queue and size < limit_bytes:
-            item = self._queue.popleft()
-            self._queue_bytes -= item.array.nbytes
+        while self.waits and size < limit_bytes:
+            try:
+                item = await self._pop()
+            except Unavailable as error:  # it cannot be read back
+                self._error = self._error or error
+                break
             size += item.array.nbytes
             taken.append(item)
-            self._refill()
         if not taken and self._error is not None:
             raise self._error
         return taken
@@ -231,29 +161,28 @@ class OutputQueue:
             if timer is not None:
                 timer.cancel()
         self._queue.clear()
-        self._spooled.clear()
         self._spool.close()
 
     def _append(self, item: OutputItem) -> None:
         bytes_limit, items_limit = self._limits
         is_full = self._queue_bytes + item.array.nbytes > bytes_limit or len(self._queue) >= items_limit
-        if self._queue and (self._spooled or is_full):
+        if self._spool or (self._queue and is_full):
             try:
-                self._spooled.append(self._spool.write(item))
+                self._spool.add(replace(item, array=NOTHING), item.array)
             except (Stalled, Unavailable) as error:
                 self._error = self._error or error
             return
         self._queue.append(item)
         self._queue_bytes += item.array.nbytes
 
-    def _refill(self) -> None:
-        bytes_limit, _ = self._limits
-        while self._spooled and (not self._queue or self._queue_bytes < bytes_limit // 2):
-            item = self._spool.read(self._spooled.popleft())
-            self._queue.append(item)
-            self._queue_bytes += item.array.nbytes
-            if not self._spooled:
-                self._spool.rewind()
+    async def _pop(self) -> OutputItem:
+        """Return the oldest output. Those of the spool are younger than those in memory."""
+        if self._queue:
+            item = self._queue.popleft()
+            self._queue_bytes -= item.array.nbytes
+            return item
+        item, array = await self._spool.pop()
+        return replace(item, array=array)
 
     def _is_complete(self) -> bool:
         if self._ending is None:
