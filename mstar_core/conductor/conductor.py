@@ -176,7 +176,7 @@ class Conductor:
             outputs=message.outputs,
             rows=candidates,
             salt=message.salt,
-            delivered=delivered_units(message),
+            delivered={} if request.homes.by_walk else delivered_units(message),
         )
         if len(request.homes.ranks) == 1:
             request.opening = opened  # sent with its first walks, which saves one message

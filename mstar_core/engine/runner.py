@@ -16,7 +16,7 @@ from mstar_core.engine.base import Contention, MemoryUse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mstar_core.engine.base import Handle, Job, JobKey, Pressure, StepResult
+    from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.graph.declare.sampling import SamplingParams
@@ -30,11 +30,10 @@ class NodeRunner(ABC):
     """Runs one node on one device. Every method is called from the worker's one thread.
 
     has_cache: whether its branches have a KV cache: they move between ranks by jobs with `Job.move`, and its loops take
-    ids of streams. known_ports: see `NodeModule`; of a node without a resident loop that keeps state, none.
+    ids of streams.
     """
 
     name: str
-    known_ports: Sequence[str] = ()
     has_cache: ClassVar[bool] = False
 
     # -- requests and jobs -------------------------------------------------------------------------------------------
@@ -63,6 +62,10 @@ class NodeRunner(ABC):
 
         At any time after `submit`; ids of a loop that has ended are dropped. Cheap: called once per id or for many.
         """
+
+    def journal_ports(self, loop: LoopSpec) -> Sequence[str] | None:
+        """Return the outputs whose values follow each id in `LoopSpec.known`, or None: it takes no known ids."""
+        return None
 
     def end_loops(self, handle: Handle) -> None:
         """Free what is kept for loops of this request, which have all ended. Never raises."""

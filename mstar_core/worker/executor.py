@@ -44,12 +44,13 @@ from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import PeerTensor, TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import EVENTS, PROGRESS
+from mstar_core.plugin.surface import EVENTS, PROGRESS, units_of
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves
 from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, loop_spec
+from mstar_core.worker.journal import draws_id
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.arrivals import refs_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
@@ -290,6 +291,10 @@ class Executor:
         self.tracer.step(result, self._jobs.under_way)
         if result.loop is not None:
             self._loop_step(result.loop)
+        for key, value in result.draws:
+            drawing = self._jobs.under_way.get(key)
+            if isinstance(drawing, LoopJob) and drawing.log is not None:
+                drawing.log.drew(value)
         for emission in result.emissions:
             self._emission(emission)
         for done in result.done:
@@ -328,6 +333,8 @@ class Executor:
                 continue
             request = entry.request
             request.tokens += 1
+            if entry.log is not None:
+                entry.log.drew(value)
             try:
                 if entry.inbox is not None:
                     if entry.inbox.take_id(value):
@@ -346,6 +353,8 @@ class Executor:
             return
         request = entry.request
         with self._guard(request):
+            if entry.log is not None:
+                entry.log.emitted(emission.outputs)
             for outlet in entry.outlets:
                 tensor = emission.outputs.get(outlet.port)
                 if tensor is None:
@@ -376,6 +385,8 @@ class Executor:
         self.tracer.loop(entry, run.share.walk.tasks[entry.task].name, done)
         if entry.feed is not None:
             self._streams.end_feed(request, entry.feed, done.iterations)
+        if entry.log is not None:
+            run.note_drawn(run.share.walk.loops[entry.loop].name, done.iterations * entry.log.width)
         last = (*entry.iteration, done.iterations - 1)
         for port, tensor in done.outputs.items():
             run.values[Key(entry.task, port, last)] = tensor
@@ -393,7 +404,10 @@ class Executor:
             return
         task, iteration, outputs = entry.task, entry.iteration, entry.task_run.outputs
         spec = run.share.walk.tasks[task].node.spec
-        request.tokens += spec.sampling is not None and spec.sampling.port in outputs
+        if spec.sampling is not None and spec.sampling.port in outputs:
+            request.tokens += 1
+            if entry.log is not None:
+                entry.log.drew(int(outputs[spec.sampling.port]))
         self.tracer.task(entry, spec.name, is_looped=bool(iteration))
         if entry.feature is not None:
             self.features.put(entry.feature, outputs)
@@ -591,6 +605,8 @@ class Executor:
             job = self._jobs.make(
                 request, task, inputs, wanted, branch, sample=sample, rows=rows, content=content, numbers=numbers
             )
+            if sample and run.is_journaled and draws_id(task, job.outputs):
+                entry.log, job.known = self._outbox.journal.of_draw(run, request.handle, task.name)
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
     def _fire_chunk(
@@ -647,10 +663,13 @@ class Executor:
         leaving = leaving_ports(request, task, self._rank)
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params, leaving)
         ports, rows = wanted_ports(request, run, task), run.message.rows
+        runner, log = self._jobs.runner(task), None
+        if run.is_journaled:
+            known_ports = runner.journal_ports(spec)
+            log, spec = self._outbox.journal.of_loop(run, request.handle, loop.name, task.node.spec, spec, known_ports)
         job = self._jobs.make(request, task, inputs, ports, branch, sample=True, rows=rows)
         job.loop = spec
-        entry = loop_job(request, run, fire, task, self._streams, self._clock())
-        runner = self._jobs.runner(task)
+        entry = loop_job(request, run, fire, task, self._streams, self._clock(), log)
         self._jobs.submit(runner, job, entry)
         if entry.feed is not None:
             self._streams.feed(request, entry.feed, feeder(runner, job.key))
@@ -707,10 +726,13 @@ class Executor:
             request.first_output_s = self._clock()
         elif modality == "audio" and self._jobs.urgency(request) > 0:
             self.underruns += 1  # playback has caught up
-        narrow = narrowed(tensor, modality, request.params.get("output_dtype"))
-        self._outbox.output(request.handle, request.emitted, port, modality, narrow, dict(meta))
-        request.emitted += 1
         request.emitted_units += tensor.numel()
+        if request.delivered and request.skips(port, units_of(modality, tensor.numel())):
+            return
+        narrow = narrowed(tensor, modality, request.params.get("output_dtype"))
+        skipped = request.skipped.pop(port, 0) if request.skipped else 0
+        self._outbox.output(request.handle, request.emitted, port, modality, narrow, dict(meta), skipped)
+        request.emitted += 1
 
     def _chunk(self, request: WorkerRequest, waiting: WaitingChunk, popped: tuple[Chunk, Tensor] | None) -> None:
         """Hand a chunk, or the end of the stream, to the walk that waits."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask
     from mstar_core.graph.runtime.actions import FireLoop
+    from mstar_core.worker.journal import PlaceLog
 
 FIRST_CHUNK_URGENCY: Final = 1e6
 IDS_KIND: Final = b"ids"
@@ -125,9 +126,15 @@ class Jobs:
 
 
 def loop_job(
-    request: WorkerRequest, run: ActiveRun, fire: FireLoop, task: CompiledTask, streams: Streams, now: float
+    request: WorkerRequest,
+    run: ActiveRun,
+    fire: FireLoop,
+    task: CompiledTask,
+    streams: Streams,
+    now: float,
+    log: PlaceLog | None = None,
 ) -> LoopJob:
-    """Return the record of an engine loop's job."""
+    """Return the record of an engine loop's job. log: takes its ids."""
     sampling = task.node.spec.sampling
     port = sampling.port if sampling is not None else ""
     sampled = [outlet for outlet in task.outlets if outlet.port == port]
@@ -148,6 +155,7 @@ def loop_job(
         inbox=streams.local_inbox(request, targets[0]) if is_single else None,
         feed=None if over is None else over.name,
         since=now,
+        log=log,
     )
 
 

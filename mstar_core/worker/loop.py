@@ -132,6 +132,8 @@ class Worker:
             due = min(due, max(0.0, self.report.due - now))
         if self.has_idle_work:
             due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
+        if self.outbox.journal.is_waiting:
+            due = min(due, self.outbox.journal.wait_s)
         return due
 
     def drain(self) -> int:

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from mstar_core.errors import MstarError
-from mstar_core.messages.flow import CacheMoved, Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
+from mstar_core.messages.flow import (
+    CacheMoved,
+    Drawn,
+    Output,
+    Outputs,
+    StreamItems,
+    StreamTensor,
+    TensorFreed,
+    Value,
+    Values,
+)
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
 from mstar_core.messages.tensors import PeerTensor, TensorRef
@@ -21,6 +31,7 @@ from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
+from mstar_core.worker.journal import Journal
 from mstar_core.worker.peer_memory.arrivals import handles_of, refs_of
 from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory
 
@@ -59,10 +70,11 @@ class _Turn:
     control: list[tuple[str, Message | tuple[partial[Any], Sending]]] = field(default_factory=list)
     caches: list[tuple[int, _CacheToSend]] = field(default_factory=list)
     copies: list[Sending] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         has_data = self.outputs or self.finished or self.ids or self.values or self.caches
-        return bool(has_data or self.control)
+        return bool(has_data or self.control or self.drawn)
 
     @property
     def is_ready(self) -> bool:
@@ -90,6 +102,7 @@ class Outbox:
         peer_memory: takes tensors to workers on GPUs of this host; None on a CPU.
         """
         self.sent_outputs = 0
+        self.journal = Journal()
         self._name = name
         self._rank = rank
         self._courier = courier
@@ -100,14 +113,15 @@ class Outbox:
         self._waiting: deque[_Turn] = deque()
         self._freed: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
 
-    def output(self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any]) -> None:
-        """Send a value to the client."""
+    def output(
+        self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any], skipped: int = 0
+    ) -> None:
+        """Send a value to the client. skipped: units of the port that were left out before it."""
         copy = self._copy(tensor)
-        if copy is None:  # the usual case, which costs no partial message
-            ref = self._put(tensor, API)
-            self._turn.outputs.append(Output(handle=handle, seq=seq, port=port, modality=modality, meta=meta, ref=ref))
+        message = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta, skipped=skipped)
+        if copy is None:
+            self._turn.outputs.append(message(ref=self._put(tensor, API)))
             return
-        message = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
         self._turn.copies.append(copy)
         self._turn.outputs.append((message, copy))
 
@@ -211,6 +225,8 @@ class Outbox:
             self._end_turn()  # reports of the requests whose messages could not be sent
 
     def _end_turn(self) -> None:
+        if self.journal.is_waiting and (self._turn or not self.journal.wait_s):
+            self._turn.drawn = self.journal.take()
         if self._turn:
             self._waiting.append(self._turn)
             self._turn = _Turn()
@@ -219,9 +235,9 @@ class Outbox:
         """Send values first, so that no control message overtakes the data that it refers to."""
         outputs = self._complete(turn.outputs, API)
         without_outputs: set[int] = set()  # the conductor would take those for finished
-        if outputs or turn.finished:
+        if outputs or turn.finished or turn.drawn:
             self.sent_outputs += len(outputs)
-            message = Outputs(worker=self._name, items=outputs, finished=turn.finished)
+            message = Outputs(worker=self._name, items=outputs, finished=turn.finished, drawn=turn.drawn)
             if not self._send(API, message):
                 without_outputs.update(_handles(message))
         sent = monotonic() if turn.ids or turn.values else 0.0

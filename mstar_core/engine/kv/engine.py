@@ -33,7 +33,7 @@ from mstar_core.engine.transfers import HostCopy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Job, JobKey, MemoryUse, Pressure, StepResult
+    from mstar_core.engine.base import Job, JobKey, LoopSpec, MemoryUse, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.engine.group.link import PlanSender
@@ -78,7 +78,9 @@ class KVCacheEngine(NodeRunner):
         self._to_host = to_host
         self._host_outputs = frozenset(node_module(module).host_outputs)
         self._streamed_outputs = frozenset(node_module(module).streamed_outputs)
-        self.known_ports = tuple(node_module(module).known_ports) if settings.loop is not None else ()
+        known_ports = tuple(node_module(module).known_ports) if settings.loop is not None else ()
+        self._known_ports = known_ports
+        self._loop_ports = settings.loop
         self._memory = _memory(spec, settings)
         self._runner = ModelRunner(
             spec,
@@ -98,7 +100,7 @@ class KVCacheEngine(NodeRunner):
             token_budget=settings.token_budget,
             lookahead=settings.lookahead,
             clock=clock,
-            known_ports=self.known_ports,
+            known_ports=known_ports,
         )
         if is_captured:
             if settings.device.type == "cuda":
@@ -142,6 +144,16 @@ class KVCacheEngine(NodeRunner):
     def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
         """See NodeRunner."""
         self._scheduler.feed(key, ids, ended)
+
+    def journal_ports(self, loop: LoopSpec) -> Sequence[str] | None:
+        """See NodeRunner. A loop that keeps state takes known ids only with a module that has `known_ports`."""
+        if self._loop_ports is None:
+            return ()
+        is_resident = set(loop.carry.values()) == {into for into, _ in self._loop_ports.states} | {
+            self._loop_ports.id_port
+        }
+        takes_all = bool(self._known_ports) and set(loop.emit) <= set(self._known_ports)
+        return self._known_ports if is_resident and takes_all else None
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
         """See NodeRunner. Does nothing at a node without these branches. Raises EngineError for a busy one."""

@@ -214,6 +214,7 @@ class KnownIds:
         if ready.loop is not None:
             keys, ids = np.concatenate([ready.loop.keys, keys]), np.concatenate([ready.loop.ids, ids])
         ready.loop = LoopStep(keys=keys, ids=ids)
+        ready.ran.append(job.key)  # so that a key may occur several times
         if job.loop.emit:
             iteration = loop.limit - int(self._memory.slots.left[branch.slot])
             for number, values in enumerate(loop.known.values[span]):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mstar_core.graph.compile.cut import RankWalk
     from mstar_core.graph.declare.streams import Stream
     from mstar_core.graph.runtime.walk_state import WalkState
+    from mstar_core.worker.journal import PlaceLog
 
 Feature = tuple[str, tuple[str, ...], bytes]
 """Node, outputs, and key of what determines the inputs of a task: see `worker.feature_cache.content_of`."""
@@ -73,6 +74,7 @@ class ActiveRun:
     signals: port -> key of the value that the program keeps. wanted: output ports that the engine returns, by task.
     fixed: inputs and numbers of every chunk of a stream loop.
     totals: time of tasks inside loops, by node. contents: key of what determines the outputs of a task, by its address.
+    drawn: ids that a journal counts, by the name of the loop or node.
     """
 
     message: RunWalk
@@ -88,10 +90,20 @@ class ActiveRun:
     fixed: tuple[dict[str, Tensor], dict[str, float | int | bool]] = ({}, {})
     totals: dict[str, SpanTotal] = field(default_factory=dict)
     contents: dict[int, bytes] = field(default_factory=dict)
+    drawn: dict[str, int] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
         return self.message.run
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the journal takes its draws; those of several candidates do not count."""
+        return bool(self.message.place) and self.message.rows == 1
+
+    def note_drawn(self, name: str, count: int) -> None:
+        """Count ids of a loop or node."""
+        self.drawn[name] = self.drawn.get(name, 0) + count
 
 
 @dataclass(slots=True)
@@ -158,6 +170,8 @@ class WorkerRequest:
     emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. spent_s: time in steps.
     progress: of its step loop, None without one.
     counts, cached_tokens: totals of the ended runs. salt: part of its cache keys.
+    delivered: units by port that the api has from an earlier attempt and that were not computed again yet; skipped:
+    those that were left out since the port's last output.
     """
 
     handle: Handle
@@ -189,6 +203,18 @@ class WorkerRequest:
     tokens: int = 0
     spent_s: float = 0.0
     progress: LoopProgress | None = None
+    delivered: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def skips(self, port: str, units: int) -> bool:
+        """Return whether the api has all units of a port's next output, which is then left out."""
+        left = self.delivered.get(port, 0)
+        if left < units:
+            self.delivered.pop(port, None)
+            return False
+        self.delivered[port] = left - units
+        self.skipped[port] = self.skipped.get(port, 0) + units
+        return True
 
     @property
     def reported(self) -> ReportedCounts:
@@ -223,7 +249,10 @@ class TaskRun:
 
 @dataclass(slots=True, kw_only=True)
 class TaskJob:
-    """Job of one task on one cache branch. since: time of submission. feature: key to keep its outputs under."""
+    """Job of one task on one cache branch. since: time of submission. feature: key to keep its outputs under.
+
+    log: takes the id that it draws.
+    """
 
     request: WorkerRequest
     run: ActiveRun
@@ -233,6 +262,7 @@ class TaskJob:
     task_run: TaskRun = field(default_factory=TaskRun)
     is_first_branch: bool = True
     feature: Feature | None = None
+    log: PlaceLog | None = None
 
     @property
     def total(self) -> SpanTotal:
@@ -241,7 +271,7 @@ class TaskJob:
 
     def beside(self) -> TaskJob:
         """Return the job of the same run on a further branch."""
-        return replace(self, is_first_branch=False)
+        return replace(self, is_first_branch=False, log=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +280,7 @@ class LoopJob:
 
     port: the sampled port. streams, modality: targets of its ids in each iteration. outlets: those of other ports.
     inbox: set if the only target is one stream of ids on this rank. feed: stream that the loop takes ids from.
-    since: time of submission.
+    since: time of submission. log: takes the ids that it draws.
     """
 
     request: WorkerRequest
@@ -265,6 +295,7 @@ class LoopJob:
     inbox: StreamInbox | None = None
     feed: str | None = None
     since: float = 0.0
+    log: PlaceLog | None = None
     total: SpanTotal = field(default_factory=SpanTotal)
 
 
@@ -336,4 +367,5 @@ def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRe
         opened_s=now,
         split_streams=frozenset(message.split_streams),
         salt=message.salt,
+        delivered=dict(message.delivered),
     )
