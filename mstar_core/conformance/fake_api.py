@@ -13,7 +13,8 @@ from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.api.parse.params import check_outputs
 from mstar_core.conformance.mailbox import FakeMailbox
-from mstar_core.messages.flow import Outputs, TensorFreed
+from mstar_core.errors import EngineError
+from mstar_core.messages.flow import Drawn, Output, Outputs, TensorFreed
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import (
     CancelRequest,
@@ -21,6 +22,7 @@ from mstar_core.messages.requests import (
     NewRequest,
     RequestFailed,
     RequestFinished,
+    Resume,
     SegmentRef,
 )
 from mstar_core.messages.tensors import ShmTensor, TensorRef
@@ -45,7 +47,8 @@ Status = Literal["finished", "failed", "cancelled"]
 class RequestOutcome:
     """Result of a request. outputs: all bytes by modality. reason: `stop` or `length` if it finished.
 
-    counts: of loops and ports, over all walks. error: cause of a failure.
+    counts: of loops and ports, over all walks. error: cause of a failure. drawn: the journal, by place, and widths: ids
+    of one iteration there. skipped: units by port that workers left out.
     """
 
     status: Status
@@ -55,6 +58,9 @@ class RequestOutcome:
     reason: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
     error: ErrorInfo | None = None
+    drawn: Mapping[str, list[int]] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def cause(self) -> str:
@@ -70,7 +76,10 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One request as a client sends it. outputs: modalities; by default text, else the model's first."""
+    """One request as a client sends it. outputs: modalities; by default text, else the model's first.
+
+    is_journaled, resume: as the api sends them, see NewRequest.
+    """
 
     text: str | None = None
     media: Sequence[MediaPart] = ()
@@ -80,6 +89,8 @@ class SampleRequest:
     seed: int = 7
     deadline_s: float = DEADLINE_S
     name: str = ""
+    is_journaled: bool = False
+    resume: Resume | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +103,9 @@ class SentRequest:
     items: list[OutputItem] = field(default_factory=list)
     early: dict[tuple[str, int], OutputItem] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
+    drawn: dict[str, list[int]] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
     finished: RequestFinished | None = None
     outcome: RequestOutcome | None = None
 
@@ -135,6 +149,8 @@ class FakeApi:
         )
         self.sent += 1
         call = self.calls[self.sent] = SentRequest(self.sent, ask)
+        if ask.resume is not None:
+            call.drawn = {place: list(ids) for place, ids in ask.resume.ids.items()}
         segments = [
             SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays), content=s.content)
             for s in inputs.segments
@@ -150,6 +166,8 @@ class FakeApi:
             deadline_s=ask.deadline_s,
             prompt_tokens=inputs.prompt_tokens,
             salt=self.salt,
+            resume=ask.resume,
+            is_journaled=ask.is_journaled,
         )
         self._box.send(CONDUCTOR, request)
         return call
@@ -165,8 +183,11 @@ class FakeApi:
         letters = self._box.drain()
         for letter in letters:
             match letter.body:
-                case Outputs(worker=worker, items=items, finished=ends):
+                case Outputs(worker=worker, items=items, finished=ends, drawn=drawn):
+                    for ids in drawn:
+                        self._note_drawn(ids)
                     for item in items:
+                        self._note_skipped(item)
                         output = OutputItem(
                             modality=item.modality, port=item.port, array=self._read(item.ref), meta=dict(item.meta)
                         )
@@ -195,6 +216,22 @@ class FakeApi:
             call.items.append(output)
         self._close_if_complete(call)
 
+    def _note_drawn(self, drawn: Drawn) -> None:
+        """Add ids to the journal. Raises EngineError for ids out of order, or that the attempt was given."""
+        call = self.calls.get(drawn.handle)
+        if call is None:
+            return
+        ids = call.drawn.setdefault(drawn.place, [])
+        if drawn.start != len(ids):
+            raise EngineError(f"ids of {drawn.place} start at {drawn.start} instead of {len(ids)}")
+        ids += drawn.ids
+        call.widths[drawn.place] = drawn.width
+
+    def _note_skipped(self, item: Output) -> None:
+        call = self.calls.get(item.handle)
+        if call is not None and item.skipped:
+            call.skipped[item.port] = call.skipped.get(item.port, 0) + item.skipped
+
     def _finished(self, message: RequestFinished) -> None:
         call = self.calls.get(message.handle)
         if call is not None and not call.is_over:
@@ -220,6 +257,9 @@ class FakeApi:
             error=error,
             reason=call.finished.reason if call.finished else "",
             counts=call.finished.counts if call.finished else {},
+            drawn=call.drawn,
+            widths=call.widths,
+            skipped=call.skipped,
         )
         del self.calls[call.handle]
 

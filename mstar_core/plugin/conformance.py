@@ -109,6 +109,7 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
         "failing-node": "a failing node ends its request with its cause and leaves its neighbours unharmed",
         "eight-at-once": "eight mixed requests for fewer places all end",
     },
+    ("silver", "resuming"): {"goes-on": "a request that goes on after a death gives what it would have given"},
     ("silver", "refusals"): {"malformed-inputs": "malformed inputs are refused with the name of their field"},
     ("silver", "light"): {
         "key-map": "every published weight has a place in the model or is left out on purpose, and no place stays empty"

@@ -56,6 +56,8 @@ class Talker(nn.Module):
     predictor are small, and whole on each rank.
     """
 
+    known_ports = ("frame",)
+
     opening_codes: Tensor
     opening_ids: Tensor
     voice_codes: Tensor
@@ -97,6 +99,7 @@ class Talker(nn.Module):
         code_predictor_temperature: Tensor | None = None,
         code_predictor_top_k: Tensor | None = None,
         code_predictor_top_p: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Run a prompt pass, the opening of the answer, or one decode step. Returns {"hidden": [T, width], ...}.
 
@@ -106,8 +109,13 @@ class Talker(nn.Module):
         Decode, one token per sequence: code0 int64 [B], text int64 [B] with -1 after the last id, last_hidden and
         text_ended as returned before, random float32 [B, groups - 1] in [0, 1), and the predictor's sampling, [B] each.
         Also returns frame int64 [B, groups], last_hidden and text_ended.
+        Known iterations of one sequence: known int64 [T, groups], their frames; text int64 [T]; text_ended bool [1, 1]
+        before them. Returns the same as so many decode steps.
         positions: [T], or [3, T] for time, height and width.
         """
+        if known is not None:
+            assert text is not None and text_ended is not None
+            return self.take_known(known, text, text_ended, positions, kv)
         if code0 is not None:
             assert text is not None and last_hidden is not None and text_ended is not None and random is not None
             assert code_predictor_temperature is not None and code_predictor_top_k is not None
@@ -128,6 +136,17 @@ class Talker(nn.Module):
             ended = torch.zeros((len(x), 1), dtype=torch.bool, device=x.device)
             return {"hidden": hidden, "last_hidden": hidden.view_as(x)[:, -1].contiguous(), "text_ended": ended}
         return {"hidden": self.model(self._prompt(tokens, states), positions, kv)}
+
+    def take_known(
+        self, frames: Tensor, text: Tensor, text_ended: Tensor, positions: Tensor, kv: KVView
+    ) -> dict[str, Tensor]:
+        """Run decode steps of one sequence whose frames are known, as one pass. See `forward`."""
+        none_left = text < 0
+        ended = text_ended.view(1) | (none_left.cumsum(dim=0) > 0)
+        before = torch.cat([text_ended.view(1), ended[:-1]])
+        said, _ = self.text_vectors(text, before[:, None])
+        hidden = self.model(self.frame_vectors(frames) + said, positions, kv)
+        return {"hidden": hidden, "frame": frames, "last_hidden": hidden, "text_ended": ended[:, None]}
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return logits of code group 0 [n, vocab] in the weights' dtype. hidden: [n, width]."""
