@@ -16,7 +16,7 @@ JOINED: Final = ("text", "audio")
 """Modalities of which a client sees one sequence of bytes, however it is cut into lines."""
 
 PASSING: Final = ("progress", "partial_image")
-"""Lines about what is to come, which a client may miss."""
+"""Modalities of lines about outputs in the making."""
 
 VARYING: Final = ("queue_ms", "ttft_ms", "ttfa_ms", "total_ms", "prompt_tokens_details")
 """Entries of `usage` that depend on the time and on what is cached."""
@@ -141,6 +141,7 @@ def flaws(answer: Answer, reference: Answer) -> list[str]:
         found.append(f"ports {sorted(ports)}, expected {sorted(expected)}")
     for port in expected.keys() & ports.keys():
         found += [f"{port}: {why}" for why in differences(ports[port], expected[port])]
+    found += [f"{kind}: {why}" for kind in PASSING for why in differences(news(answer, kind), news(reference, kind))]
     done, usual = facts(answer), facts(reference)
     found += [
         f"done.{name} is {done.get(name)!r}, expected {usual.get(name)!r}"
@@ -163,6 +164,15 @@ def prefix_flaws(answer: Answer, reference: Answer) -> list[str]:
             same = values == begins[: len(values)]
         found += [] if same else [f"{port}: not the beginning of the reference"]
     return found
+
+
+def news(answer: Answer, kind: str) -> list[bytes]:
+    """Return the lines of one passing modality: their data, and their metadata as JSON."""
+    return [
+        line["data"] + json.dumps(line["metadata"], sort_keys=True).encode()
+        for line in answer.lines
+        if line["modality"] == kind
+    ]
 
 
 def gaps(answer: Answer) -> list[tuple[int, str]]:

@@ -106,7 +106,7 @@ class Watch:
         found: dict[str, float | None] = {}
         for crowd in self.crowds:
             values = crowd.served.values().items()
-            counts = [value for name, value in values if "reconciled" in name]
+            counts = [value for name, value in values if name.endswith(".leftovers")]
             found[crowd.name] = sum(counts) if counts else None
         return found
 

@@ -73,6 +73,13 @@ def test_images_are_compared_one_by_one() -> None:
     assert flaws(answer(line("image", b"abc"), DONE), two) == ["image: 1 outputs, expected 2"]
 
 
+def test_progress_is_neither_lost_nor_repeated() -> None:
+    steps = [line("progress", step=step, steps=3) for step in (1, 2, 3)]
+    whole = answer(*steps, line("image", b"ab"), DONE)
+    again = answer(*steps[:2], *steps[1:], line("image", b"ab"), DONE)
+    assert flaws(again, whole) == ["progress: 4 outputs, expected 3"] and flaws(whole, whole) == []
+
+
 def test_an_answer_that_was_ended_early_is_a_beginning() -> None:
     assert prefix_flaws(answer(sound(0, 3)), WHOLE) == []
     assert prefix_flaws(answer(sound(0, 3), line("error", code="cancelled")), WHOLE) == []

@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.soak.samples import sample_bodies
+from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import KVCacheConfig
-from tests.runtime.deployment import ORPHEUS, Served
+from tests.runtime.deployment import LLM, ORPHEUS, SNAC, Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A miniature. changes: parameters by the name of a sample, beside the sample's own; others are not asked."""
+    """A miniature. changes: parameters by the name of a sample, beside the sample's own; others are not asked.
+
+    where: its placement; None is one rank.
+    """
 
     name: str
     served: Served
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    where: Plan | None = None
 
     def bodies(self, url: str) -> dict[str, dict[str, Any]]:
         """Return the requests by name. The deployment at `url` describes its samples."""
@@ -28,13 +33,28 @@ class Family:
         }
 
 
+SHORT: Final = {"max_output_tokens": 112}
+TWO_RANKS: Final = Plan(
+    ranks=(
+        RankPlan(rank=0, device="cpu", nodes=(LLM, SNAC), memory_fraction=0.4),
+        RankPlan(rank=1, device="cpu", nodes=(), follows=(LLM,), memory_fraction=0.4),
+    ),
+    placements=(
+        NodePlacement(node=LLM, replicas=((0, 1),), tp_size=2),
+        NodePlacement(node=SNAC, replicas=((0,),)),
+    ),
+    groups=(GroupPlan(ranks=(0, 1), nodes=(LLM,)),),
+)
+"""A tensor-parallel group for the language model."""
+
 LONG: Final = {"temperature": 0.8, "ignore_eos": True, "max_output_tokens": 16}
 """Parameters of texts that go on after their end, with ids that are drawn."""
 
 FAMILIES: Final = {
     family.name: family
     for family in (
-        Family(name="orpheus", served=ORPHEUS, changes={"speech": {"max_output_tokens": 112}}),
+        Family(name="orpheus", served=ORPHEUS, changes={"speech": SHORT}),
+        Family(name="orpheus_tp2", served=ORPHEUS, changes={"speech": SHORT}, where=TWO_RANKS),
         Family(
             name="qwen3_omni",
             served=Served(

@@ -18,7 +18,7 @@ class Mortal(Deployment):
     """One miniature on the CPU. family: its requests. strikes: its kills."""
 
     def __init__(self, family: Family, **changes: Any) -> None:
-        super().__init__(served=family.served, name=family.name, weights_source="mini", **changes)
+        super().__init__(served=family.served, name=family.name, weights_source="mini", where=family.where, **changes)
         self.family = family
         self.strikes = Strikes(self.root)
 

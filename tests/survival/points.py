@@ -10,6 +10,7 @@ from typing import Final
 from tests.survival.strikes import Sent, Side, Strike
 
 WORKER: Final = "worker-0"
+FOLLOWER: Final = "follower-1"
 VICTIMS: Final = (WORKER, "conductor", "api")
 
 
@@ -63,14 +64,16 @@ def end(request: str) -> Point:
     return Point(request=request, sender="conductor", message="RequestFinished", side="before")
 
 
+SPEECH: Final = {
+    "media": media("speech"),
+    "prefill": started("speech", "prefill"),
+    "decode": output("speech", 1, side="before"),
+    "codec": output("speech", 7),
+    "end": end("speech"),
+}
 PHASES: Final[dict[str, dict[str, Point]]] = {
-    "orpheus": {
-        "media": media("speech"),
-        "prefill": started("speech", "prefill"),
-        "decode": output("speech", 1, side="before"),
-        "codec": output("speech", 7),
-        "end": end("speech"),
-    },
+    "orpheus": SPEECH,
+    "orpheus_tp2": SPEECH,
     "qwen3_omni": {
         "media": media("clip"),
         "encode": walk("clip", 2),
@@ -104,7 +107,7 @@ PHASES: Final[dict[str, dict[str, Point]]] = {
         "end": output("plan", 1),
     },
 }
-"""Family -> phase -> the point in it that runs everywhere; the whole sweep strikes at all points."""
+"""Family -> phase -> a point in it; the whole sweep strikes at all points of a recording."""
 
 
 def points_of(request: str, sent: Sequence[Sent]) -> Iterator[Point]:

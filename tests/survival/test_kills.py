@@ -1,43 +1,57 @@
-"""Kills in every phase of every family's requests: the client receives what it receives without them.
+"""Kills in every phase of every family's requests: the client receives the bytes of the undisturbed run.
 
-The whole sweep: `python -m pytest -m slow tests/survival/test_kills.py -k everywhere`.
+Without `slow`, each phase of each family meets one death, and speech all of them. All deaths in all phases, and before
+and after every message of every request: `python -m pytest -m slow tests/survival/test_kills.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import count, permutations
+from typing import Any
 
 import pytest
 
 from tests.survival.families import FAMILIES
 from tests.survival.judge import Judge, judge_of
 from tests.survival.mortal import Mortal
-from tests.survival.points import PHASES, VICTIMS, WORKER, Point, points_of
+from tests.survival.points import FOLLOWER, PHASES, VICTIMS, WORKER, Point, points_of
 from tests.survival.strikes import Strike
 
-CASES = [
-    pytest.param(family, phase, victim, id=f"{family}-{phase}-{victim}")
-    for family, phases in PHASES.items()
-    for phase in phases
-    for victim in VICTIMS
-]
-PAIRS = [(first, second) for first in VICTIMS for second in VICTIMS if first != second]
-PARKED = {
-    "orpheus": PAIRS,
-    "qwen3_omni": [(WORKER, "api")],
-    "bagel": [(WORKER, "conductor")],
-    "pi05": [("conductor", WORKER)],
-}
-TWICE = [
-    pytest.param(family, first, second, id=f"{family}-{first}-{second}")
-    for family, pairs in PARKED.items()
-    for first, second in pairs
-]
-MIDDLE = {"orpheus": "codec", "qwen3_omni": "decode", "bagel": "flow", "pi05": "flow"}
+GROUP = "orpheus_tp2"
+ALWAYS = "orpheus"
+"""The family whose every phase meets every death without `slow`."""
+
+MIDDLE = {"orpheus": "codec", "qwen3_omni": "decode", "bagel": "flow", "pi05": "flow", "vjepa2_ac": "rollout"}
 """Phase of the first of two deaths."""
 
-pytestmark = pytest.mark.slow
+
+def victims_of(family: str) -> tuple[str, ...]:
+    """Return the processes of a family's deployment that are killed."""
+    return (FOLLOWER, *VICTIMS) if family == GROUP else VICTIMS
+
+
+def cases() -> Iterator[Any]:
+    """Yield all phases with all victims; one victim after the other runs without `slow`."""
+    turn = count()
+    for family, phases in PHASES.items():
+        for phase in phases:
+            victims = victims_of(family)
+            chosen = FOLLOWER if family == GROUP and phase == "codec" else VICTIMS[next(turn) % len(VICTIMS)]
+            for victim in victims:
+                runs = family == ALWAYS or (victim == chosen and (family != GROUP or victim == FOLLOWER))
+                marks = () if runs else (pytest.mark.slow,)
+                yield pytest.param(family, phase, victim, id=f"{family}-{phase}-{victim}", marks=marks)
+
+
+def pairs() -> Iterator[Any]:
+    """Yield the deaths of two different processes; each first victim runs once without `slow`."""
+    chosen = {(ALWAYS, WORKER, "conductor"), (ALWAYS, "conductor", "api"), (ALWAYS, "api", WORKER)}
+    for family in MIDDLE:
+        for first, second in permutations(VICTIMS, 2):
+            marks = () if (family, first, second) in chosen else (pytest.mark.slow,)
+            yield pytest.param(family, first, second, id=f"{family}-{first}-{second}", marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -49,36 +63,34 @@ def judges() -> Iterator[dict[str, Judge]]:
         judge.deployment.end()
 
 
-def judge_for(family: str, judges: dict[str, Judge]) -> Judge:
+async def judge_for(family: str, judges: dict[str, Judge]) -> Judge:
     """Return the judge of a family, after ending the deployment of another one."""
     if family not in judges:
         for name in list(judges):
             judges.pop(name).deployment.end()
-        judges[family] = judge_of(Mortal(FAMILIES[family]).__enter__())
+        judges[family] = judge_of(await asyncio.to_thread(Mortal(FAMILIES[family]).__enter__))
     return judges[family]
 
 
-@pytest.mark.parametrize(("family", "phase", "victim"), CASES)
+@pytest.mark.parametrize(("family", "phase", "victim"), list(cases()))
 async def test_a_death_changes_nothing_that_the_client_receives(
     family: str, phase: str, victim: str, judges: dict[str, Judge]
 ) -> None:
-    judge = await asyncio.to_thread(judge_for, family, judges)
-    point = PHASES[family][phase]
+    judge, point = await judge_for(family, judges), PHASES[family][phase]
     assert await judge.flaws(point.request, point.strike(victim)) == []
 
 
-@pytest.mark.parametrize(("family", "first", "second"), TWICE)
+@pytest.mark.parametrize(("family", "first", "second"), list(pairs()))
 async def test_a_second_death_while_a_request_resumes(
     family: str, first: str, second: str, judges: dict[str, Judge]
 ) -> None:
-    judge = await asyncio.to_thread(judge_for, family, judges)
-    point = PHASES[family][MIDDLE[family]]
+    judge, point = await judge_for(family, judges), PHASES[family][MIDDLE[family]]
     again = Strike(victim=second, sender="api", message="NewRequest", attempt=2)
     assert await judge.flaws(point.request, point.strike(first), again) == []
 
 
 async def test_a_request_that_two_workers_die_with_fails_with_that_cause(judges: dict[str, Judge]) -> None:
-    judge = await asyncio.to_thread(judge_for, "orpheus", judges)
+    judge = await judge_for("orpheus", judges)
     again = Strike(victim=WORKER, sender=WORKER, message="Outputs", count=2)
     answer = await judge.disturbed("speech", PHASES["orpheus"]["codec"].strike(WORKER), again)
     assert [line["modality"] for line in answer.ends] == ["error"]
@@ -87,21 +99,21 @@ async def test_a_request_that_two_workers_die_with_fails_with_that_cause(judges:
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
-@pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize(
-    ("family", "request_name"), [(name, each) for name, family in FAMILIES.items() for each in family.changes]
+    ("family", "name", "victim"),
+    [(key, name, victim) for key, family in FAMILIES.items() for name in family.changes for victim in victims_of(key)],
 )
-async def test_deaths_everywhere_change_nothing(
-    family: str, request_name: str, victim: str, judges: dict[str, Judge]
+async def test_a_death_at_any_message_changes_nothing(
+    family: str, name: str, victim: str, judges: dict[str, Judge]
 ) -> None:
-    judge = await asyncio.to_thread(judge_for, family, judges)
-    found: dict[Point, object] = {}
-    for point in points_of(request_name, await judge.messages(request_name)):
+    judge = await judge_for(family, judges)
+    failed: dict[Point, object] = {}
+    for point in points_of(name, await judge.messages(name)):
         try:
-            flaws: object = await judge.flaws(request_name, point.strike(victim))
-        except AssertionError as error:  # go on with the others: one run is to show all points that fail
+            flaws: object = await judge.flaws(name, point.strike(victim))
+        except AssertionError as error:  # go on with the others: one run shows all points that fail
             flaws = str(error)
         if flaws:
-            found[point] = flaws
+            failed[point] = flaws
             print(f"{victim} at {point}: {flaws}", flush=True)
-    assert found == {}
+    assert failed == {}
