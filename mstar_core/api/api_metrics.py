@@ -48,6 +48,8 @@ class Metrics:
         self.stream_gap_s = metric(Histogram, "mstar_stream_gap_seconds")
         self.real_time_factor = metric(Histogram, "mstar_real_time_factor")
         self.request_s = metric(Histogram, "mstar_request_seconds")
+        self.attempts = metric(Counter, "mstar_request_attempts")
+        self.pause_s = metric(Histogram, "mstar_request_pause_seconds")
         self.inflight = metric(Gauge, "mstar_inflight")
         self.queue_depth = metric(Gauge, "mstar_queue_depth")
         self.pool_busy = metric(Gauge, "mstar_pool_busy")

@@ -31,6 +31,13 @@ class Forbidden(RequestError):
     code = "origin_not_allowed"
 
 
+class PoisonRequest(WorkerLost):
+    """A request that several deaths of processes of one kind have ended. A client must not repeat it by itself."""
+
+    status = 500
+    code = "poison_request"
+
+
 class UpgradeRequired(RequestError):
     """A plain HTTP request for a WebSocket path."""
 
@@ -173,6 +180,7 @@ def storage_full(error: OSError) -> Unavailable:
     )
 
 
-def lost(cause: str) -> WorkerLost:
-    """Return the error for a lost process that held the request."""
-    return WorkerLost(cause, hint="send the request again", cause=cause)
+def lost(cause: str, reason: str = "") -> WorkerLost:
+    """Return the error for a lost process that held the request. reason: why the request is not resumed."""
+    title = f"{cause}, and {reason}" if reason else cause
+    return WorkerLost(title, hint="send the request again", cause=cause)

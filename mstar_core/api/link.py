@@ -16,8 +16,10 @@ from typing import Final
 import zmq
 
 from mstar_core.api.api_metrics import Metrics
+from mstar_core.api.attempts.manager import Attempts
 from mstar_core.api.errors import PeerError, lost
-from mstar_core.api.output.queue import OutputItem, OutputQueue
+from mstar_core.api.output.queue import OutputQueue
+from mstar_core.api.output.units import OutputItem
 from mstar_core.api.registry import LiveRequest, Registry
 from mstar_core.codec import BFLOAT16
 from mstar_core.config.deployment import DeploymentSpec
@@ -80,6 +82,9 @@ class Link:
         wire = WireCodec("api", incarnation)
         self._courier: Courier = Courier(self._context, wire, message_bytes=MESSAGE_BYTES)
         self._tensors = TensorTransport("api", incarnation, spec.ipc_dir)
+        self.attempts = Attempts(
+            registry=registry, queues=self.output_queues, metrics=metrics, submit=self.submit, clock=clock
+        )
         self.life = ChildLife(
             "api",
             incarnation,
@@ -123,11 +128,11 @@ class Link:
         return self._tensors.sent_bytes
 
     def put(self, array: Array) -> TensorRef:
-        """Lend an array to the processes that run the request. Raises ArenaFull."""
-        return self._tensors.put(array, CONDUCTOR)
+        """Lend an array to a request until `release`, whichever processes run it or die meanwhile. Raises ArenaFull."""
+        return self._tensors.put(array, REQUEST)
 
     def release(self, refs: Sequence[TensorRef]) -> None:
-        """Free the tensors of a finished request, whichever process still holds them."""
+        """Free the tensors of a request that has ended, whichever process still holds them."""
         for ref in refs:
             loan = loan_of(ref)
             if loan is not None:
@@ -176,9 +181,10 @@ class Link:
         values = self.gauges()
         news, spans = self.news()
         samples = self._metrics.news(self._clock())
-        if news or spans or samples or values != self._reported:
+        events = self.attempts.take_events()
+        if news or spans or samples or events or values != self._reported:
             self._reported = values
-            self.life.telemetry(values, news, spans, samples=samples)
+            self.life.telemetry(values, news, spans, samples=samples, events=events)
 
     def _reconcile(self) -> None:
         """Send the conductor the live requests once a minute, so that it closes those whose end was lost."""
@@ -232,7 +238,7 @@ class Link:
             case ServiceState():
                 self._service_state(message)
             case CancelRequest():
-                cancelled = self._registry.get(message.handle)
+                cancelled = self._registry.get_first(message.handle)
                 if cancelled is not None:
                     cancelled.fail(Cancelled("the request was cancelled by an operator"))
             case Reload():
@@ -244,6 +250,8 @@ class Link:
 
     def _outputs(self, message: Outputs) -> None:
         freed: dict[str, list[tuple[int, int]]] = {}
+        for drawn in message.drawn:
+            self.attempts.drawn(drawn)
         for output in message.items:
             live = self._registry.get(output.handle)
             if live is None:
@@ -273,11 +281,20 @@ class Link:
             array = self._tensors.get(output.ref) if is_inline else self._tensors.copy(output.ref)
         except MstarError as error:
             log.error("an output of %s could not be read: %s", worker, error)
-            live.fail(EngineError("an output was lost", node=worker))
+            if worker in self.deployment.down:  # its memory has gone with it
+                self._lost(live, worker, self.deployment.down[worker])
+            else:
+                live.fail(EngineError("an output was lost", node=worker))
             return
         dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
         item = OutputItem(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
-        output_queue.put(worker, output.seq, item)
+        output_queue.put(worker, output.seq, item, output.skipped)
+
+    def _lost(self, live: LiveRequest, process: str, cause: str) -> None:
+        """Handle outputs that were lost with their worker, whose death the conductor may not know yet."""
+        if live.is_sent and not live.is_over:
+            self.cancel(live.handle, "lost")
+        self.attempts.lost(live, process, cause)
 
     def _finished(self, message: RequestFinished) -> None:
         live, output_queue = self._registry.get(message.handle), self.output_queues.get(message.handle)
@@ -295,6 +312,9 @@ class Link:
         if live is None:
             self._metrics.late.inc()
             return
+        if message.error.code == WorkerLost.code:
+            self.attempts.lost(live, message.lost, message.error.message)
+            return
         live.is_over = True
         if message.error.detail:  # a death has none: it is logged once, with all requests that it fails
             log.error("a request failed: %s", message.error.detail, extra={"facts": {"request": live.request_id}})
@@ -305,11 +325,12 @@ class Link:
         if deployment.up.get(message.name, -1) >= message.incarnation:
             return
         deployment.up[message.name] = message.incarnation
-        if message.name == CONDUCTOR:
-            deployment.down.pop(CONDUCTOR, None)
         if message.fd_endpoint:
             self._tensors.connect(message.name, message.fd_endpoint, message.incarnation)
         self._metrics.component_up[(message.name,)] = 1
+        if message.name == CONDUCTOR:
+            deployment.down.pop(CONDUCTOR, None)
+            self.attempts.conductor_is_up()
 
     def _peer_down(self, message: PeerDown) -> None:
         deployment = self.deployment
@@ -318,12 +339,12 @@ class Link:
         deployment.up.pop(message.name, None)
         deployment.down[message.name] = message.public
         self._metrics.component_up[(message.name,)] = 0
-        failed: list[LiveRequest] = []
+        interrupted: list[LiveRequest] = []
         if message.name == CONDUCTOR:
-            failed = [live for live in self._registry if live.is_sent and not live.is_over]
-        log_lost(log, message, [live.request_id for live in failed])
-        for live in failed:
-            live.fail(lost(message.public))
+            interrupted = [live for live in self._registry if live.is_sent and not live.is_over]
+        log_lost(log, message, [live.request_id for live in interrupted])
+        for live in interrupted:
+            self.attempts.lost(live, CONDUCTOR, message.public)
         for output_queue in self.output_queues.values():
             output_queue.worker_down(message.name, message.public)
         self._tensors.reclaim(message.name, message.incarnation)
@@ -333,6 +354,8 @@ class Link:
         deployment.state, deployment.phase, deployment.reason = message.state, message.phase, message.reason
         deployment.drain = message.drain
         self.note_change()
+        if message.state == "unhealthy" and (problem := deployment.problem()) is not None:
+            self.attempts.give_up(problem)
         if message.state == "ready":
             deployment.down = {name: cause for name, cause in deployment.down.items() if name == CONDUCTOR}
             if self.on_ready is not None:
@@ -341,6 +364,9 @@ class Link:
 
 
 CONDUCTOR: Final = "conductor"
+REQUEST: Final = "request"
+"""Borrower of the inputs of requests, in place of a process."""
+
 UNHEALTHY_HINT: Final = "its operator has to restart it"
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mstar_core.errors import Cancelled, Duplicate, MstarError, RequestError, TimedOut
 
 if TYPE_CHECKING:
+    from mstar_core.api.attempts.record import AttemptRecord
     from mstar_core.api.output.encode import OutputEncoder
     from mstar_core.messages.telemetry import RequestNews
 
@@ -31,9 +32,11 @@ T = TypeVar("T")
 class LiveRequest:
     """A request from arrival to end. Owned by its handler; other code only calls `fail`.
 
+    handle: of its current attempt; first_handle: of the first one, which names the request to the supervisor.
     key: the API key that sent it. group: id of the request that it is an item of, by default its own. deadline:
-    monotonic time. state: preprocessing, queued, running. is_sent: the conductor has received it. is_over: the
-    conductor has finished it. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
+    monotonic time. state: preprocessing, queued, running, resuming. is_sent: the conductor has received it. is_over: the
+    conductor has finished it. is_parked: it waits for a conductor, since parked_at. record: of its attempts, once its
+    inputs are ready. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
     encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
     reported: the last report; due: when its progress is reported next.
     """
@@ -45,10 +48,14 @@ class LiveRequest:
     started: float
     deadline: float
     group: str = ""
+    first_handle: int = 0
     created: float = field(default_factory=time.time)
     state: str = "preprocessing"
     is_sent: bool = False
     is_over: bool = False
+    is_parked: bool = False
+    parked_at: float = 0.0
+    record: AttemptRecord | None = None
     error: MstarError | None = None
     result: dict[str, Any] = field(default_factory=dict)
     on_fail: Callable[[MstarError], None] | None = None
@@ -73,6 +80,22 @@ class LiveRequest:
             self._failed.set_result(None)
         if self.on_fail is not None:
             self.on_fail(error)
+
+    @property
+    def attempts(self) -> dict[str, Any]:
+        """The attempts as clients see them; empty before the first loss."""
+        record = self.record
+        if record is None or not record.lost:
+            return {}
+        attempts = [
+            {
+                "attempt": number,
+                "cause": attempt.cause or None,
+                "pause_s": None if attempt.pause_s is None else round(attempt.pause_s, 3),
+            }
+            for number, attempt in enumerate(record.attempts, start=1)
+        ]
+        return {"attempts": attempts}
 
     def cancel(self) -> None:
         """Fail the request because it was cancelled by its id."""
@@ -161,10 +184,10 @@ class Registry:
                 hint="wait for it, cancel it, or use another id",
                 field="request_id",
             )
-        self._number += 1
-        handle = make_handle(self._incarnation, self._number)
+        handle = self._new_handle()
         live = LiveRequest(
             handle=handle,
+            first_handle=handle,
             request_id=request_id,
             route=route,
             key=key,
@@ -177,9 +200,19 @@ class Registry:
         try:
             yield live
         finally:
-            del self._by_handle[handle], self._by_id[request_id]
+            del self._by_handle[live.handle], self._by_id[request_id]
             if not self._by_handle and self._empty is not None and not self._empty.done():
                 self._empty.set_result(None)
+
+    def renew(self, live: LiveRequest) -> None:
+        """Give a live request a new handle for its next attempt. The old one is unknown from now on."""
+        del self._by_handle[live.handle]
+        live.handle = self._new_handle()
+        self._by_handle[live.handle] = live
+
+    def _new_handle(self) -> int:
+        self._number += 1
+        return make_handle(self._incarnation, self._number)
 
     @contextmanager
     def arriving(self, request_id: str, *, route: str, key: str) -> Iterator[ReceivingRequest]:
@@ -212,8 +245,15 @@ class Registry:
             await asyncio.wait({self._empty}, timeout=timeout_s)
 
     def get(self, handle: int) -> LiveRequest | None:
-        """Return the live request of a handle; None if it has ended."""
+        """Return the live request with an attempt of this handle; None if that attempt has ended."""
         return self._by_handle.get(handle)
+
+    def get_first(self, handle: int) -> LiveRequest | None:
+        """Return the live request whose first attempt has this handle, None if it has ended."""
+        live = self._by_handle.get(handle)
+        if live is not None and live.first_handle == handle:
+            return live
+        return next((live for live in self._by_handle.values() if live.first_handle == handle), None)
 
     def find(self, request_id: str, key: str) -> LiveRequest | None:
         """Return the live request of a client id, or its first running item, if `key` sent it."""
@@ -236,7 +276,7 @@ class Registry:
         owned = (request.request_id, request.key)  # a request of another key with the same id is another request
         self._ended.pop(owned, None)
         self._ended[owned] = (
-            request.handle if isinstance(request, LiveRequest) else None,
+            request.first_handle if isinstance(request, LiveRequest) else None,
             {
                 "id": request.request_id,
                 "object": "request",
@@ -245,6 +285,7 @@ class Registry:
                 "created": request.created,
                 "total_ms": round(total_s * 1000, 3),
                 "error": error,
+                **(request.attempts if isinstance(request, LiveRequest) else {}),
                 **{name: value for name, value in result.items() if name != "first"},
             },
         )
@@ -256,9 +297,9 @@ class Registry:
         return self._ended.get((request_id, key), (None, None))[1]
 
     def handle_of(self, request_id: str, key: str) -> int | None:
-        """Return the handle of the live request of a client id, otherwise of the last one, if `key` sent it."""
+        """Return the first handle of the live request of a client id, otherwise of the last one, if `key` sent it."""
         live = self.find(request_id, key)
-        return live.handle if live is not None else self._ended.get((request_id, key), (None, None))[0]
+        return live.first_handle if live is not None else self._ended.get((request_id, key), (None, None))[0]
 
 
 HANDLE_BITS: Final = 40

@@ -127,12 +127,20 @@ class RobotCard(msgspec.Struct, kw_only=True):
     action: int | None
 
 
+class UnresumableCard(msgspec.Struct, kw_only=True):
+    """Requests that are not resumed. params: values by which they are known; empty for all requests."""
+
+    reason: str
+    params: dict[str, Any] = {}
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud.
 
     robot: sizes of a robot's requests.
     example, example_params: a text and parameters that a miniature was trained for. world: name of the simulated world
-    that it was trained in. max_frames: most frames of a clip, for a model that uses every frame.
+    that it was trained in. max_frames: most frames of a clip, for a model that uses every frame. unresumable: requests
+    that end with an error if their worker dies; empty if all are resumed.
     """
 
     id: str
@@ -153,6 +161,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     example_params: dict[str, Any] | UnsetType = UNSET
     world: str | UnsetType = UNSET
     max_frames: int | UnsetType = UNSET
+    unresumable: list[UnresumableCard] = []
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -188,14 +197,27 @@ class Samples(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
+class AttemptState(msgspec.Struct, kw_only=True):
+    """One attempt of a request that a death has interrupted.
+
+    cause: of the death that ended it, null for the last attempt. pause_s: seconds from the end of the attempt before it
+    to its first output, null before that and for the first attempt.
+    """
+
+    attempt: int
+    cause: str | None = None
+    pause_s: float | None = None
+
+
 class RequestState(msgspec.Struct, kw_only=True):
     """State of a live request or outcome of a finished one."""
 
     id: str
-    status: Literal["preprocessing", "queued", "running", "finished", "failed", "cancelled"]
+    status: Literal["preprocessing", "queued", "running", "resuming", "finished", "failed", "cancelled"]
     route: str
     created: float
     error: ErrorObject | None = None
+    attempts: list[AttemptState] | UnsetType = UNSET
     object: Literal["request"] = "request"
     total_ms: float | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET

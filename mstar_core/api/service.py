@@ -40,6 +40,10 @@ from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
 
 KEEPALIVE_S: Final = 15.0
 SALT_BYTES: Final = 16
+PASSING: Final = ("worker_lost", "starting")
+"""Codes of problems that end with the restart of a process."""
+
+NO_RESUME: Final = "the deployment does not resume requests"
 BODIES: Final = 8
 """The memory budget for bodies, in bodies of the maximum size."""
 
@@ -189,6 +193,7 @@ class Service:
         )
         self.telemetry.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.telemetry.take
+        link.attempts.on_resumed = self.telemetry.resumed
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
@@ -311,8 +316,10 @@ class Service:
                 refs.append(lent[name])
             return lent
 
+        unresumable = self._unresumable(call)
         problem = self.link.deployment.problem()
-        if problem is not None and problem.code != "draining":  # admitted before the drain began
+        # Admitted before a drain began, and before a process died if the request can wait for its restart.
+        if problem is not None and problem.code not in (("draining",) if unresumable else ("draining", *PASSING)):
             raise problem
         segments = [
             SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays), content=s.content) for s in inputs.segments
@@ -329,8 +336,11 @@ class Service:
             prompt_tokens=inputs.prompt_tokens,
             salt=self._salt(live.key),
         )
-        self.link.submit(request)
-        live.is_sent = True
+        self.link.attempts.begin(live, request, unresumable)
+
+    def _unresumable(self, call: ParsedRequest) -> str:
+        """Return why a request cannot be resumed after the death of a process, empty if it can."""
+        return self.model.unresumable_reason(call.params) if self.deployment.resume else NO_RESUME
 
     def _salt(self, key: str) -> bytes:
         """Return the cache salt of an API key, given by its digest. Without keys there is one salt, the empty one."""
@@ -343,6 +353,7 @@ class Service:
         output_queue = OutputQueue(Spool(self.uploads))
         self.link.output_queues[live.handle] = output_queue
         live.on_fail = output_queue.fail
+        output_queue.on_lost = lambda worker, cause: self.link.attempts.lost(live, worker, cause)
         try:
             yield output_queue
         finally:

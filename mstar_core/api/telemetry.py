@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.plugin.surface import EVENTS
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from mstar_core.api.parse.params import ParsedRequest
     from mstar_core.api.registry import LiveRequest
 
-STATES: Final = {"preprocessing": "prepare", "queued": "queue", "running": "run"}
+STATES: Final = {"preprocessing": "prepare", "queued": "queue", "running": "run", "resuming": "resume"}
 PREPARE: Final = "prepare"
 ADMISSION: Final = "admission"
+RESUME: Final = "resume"
 """Names of the api's steps in spans, used like node names."""
 
 PROGRESS_S: Final = 0.5
@@ -52,7 +53,7 @@ class RequestTelemetry:
         live.outputs = [kind for kind in call.outputs if kind not in EVENTS]
         if call.loop is not None:
             live.period_ms, live.skipped_ticks = call.loop.period_ms, call.loop.skipped_ticks
-        self._open[live.handle] = live
+        self._open[live.first_handle] = live
 
     def prepared(self, live: LiveRequest) -> None:
         """Record that the inputs are ready and the request is queued."""
@@ -64,10 +65,14 @@ class RequestTelemetry:
         live.admitted = self.clock()
         self._span(live, "queue", ADMISSION, live.prepared, live.admitted)
 
+    def resumed(self, live: LiveRequest, start: float, end: float) -> None:
+        """Record a pause between two attempts."""
+        self._span(live, "wait", RESUME, start, end)
+
     def ended(self, live: LiveRequest, status: str, code: str, message: str = "") -> None:
         """Record the end of a request. status: finished, failed or cancelled; code, message: of its error."""
         self.counts[status] += 1
-        if self._open.pop(live.handle, None) is None:
+        if self._open.pop(live.first_handle, None) is None:
             return
         usage = live.result.get("usage", {})
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
@@ -118,7 +123,7 @@ class RequestTelemetry:
         first = None if encoder is None else encoder.first_at
         sound = None if encoder is None else encoder.first_sound_at
         return RequestNews(
-            handle=live.handle,
+            handle=live.first_handle,
             id=live.request_id,
             route=live.route,
             inputs=live.inputs,
@@ -136,15 +141,35 @@ class RequestTelemetry:
             prompt_tokens=live.prompt_tokens or None,
             cached_tokens=cached,
             tokens=tokens,
-            why=self.why() if state == "queue" else "",
+            why=self._why(live, state),
+            **_attempts(live),
         )
 
     def _span(self, live: LiveRequest, kind: str, node: str, start: float, end: float) -> None:
         self._keys += 1
         if len(self._spans) < PENDING:
-            self._spans.append(Span(self._keys, live.handle, kind, node, "", start, end))
+            self._spans.append(Span(self._keys, live.first_handle, kind, node, "", start, end))
         else:
             self.dropped += 1
+
+    def _why(self, live: LiveRequest, state: str) -> str:
+        if state != "resume":
+            return self.why() if state == "queue" else ""
+        lost = [] if live.record is None else live.record.lost
+        return f"{lost[-1].lost} died" if lost else "no worker is ready"
+
+
+def _attempts(live: LiveRequest) -> dict[str, Any]:
+    """Return the fields of a report about attempts; none before the first loss."""
+    if live.handle == live.first_handle or live.record is None:
+        return {}
+    attempts = live.record.attempts
+    return {
+        "current": live.handle,
+        "attempts": max(1, len(attempts)),
+        "pauses_s": [round(attempt.pause_s, 4) for attempt in attempts if attempt.pause_s is not None],
+        "causes": [f"{attempt.lost}: {attempt.cause}" for attempt in live.record.lost],
+    }
 
 
 def _is_due(live: LiveRequest, state: str, now: float) -> bool:

@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
@@ -17,8 +18,9 @@ from mstar_core.conductor.progress import Progress
 from mstar_core.conductor.request import ConductorRequest, PartitionRun, PendingRun, facts_of, run_message, signal_map
 from mstar_core.conductor.resume import delivered_units
 from mstar_core.conductor.router import Router
+from mstar_core.conductor.waiting import WaitingRequests
 from mstar_core.config.deployment import Plan
-from mstar_core.errors import EngineError, PeerStalled, TimedOut, WorkerLost
+from mstar_core.errors import EngineError, PeerStalled, TimedOut, TransportError, WorkerLost
 from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
 from mstar_core.messages.life import PeerDown, PeerReady
 from mstar_core.messages.names import API, rank_of, worker_name
@@ -49,6 +51,9 @@ from mstar_core.process.leftovers import Leftovers
 
 log = logging.getLogger(__name__)
 
+PEER_GRACE_S: Final = 0.5
+"""Time in which the death of a process may follow errors of tensors that it lent, which the death explains."""
+
 
 class Conductor:
     """All requests in flight. A bad message or program fails its own request only."""
@@ -72,6 +77,7 @@ class Conductor:
         self.leftovers = Leftovers()
         self.progress = Progress(spec)
         self._newest = 0
+        self.waiting = WaitingRequests(clock)
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
@@ -99,7 +105,7 @@ class Conductor:
             case WalkDone():
                 self._walk_done(message)
             case WorkFailed():
-                self._fail_with(message.handle, message.error)
+                self._work_failed(message)
             case CancelRequest():
                 self._cancel(message)
             case Reconcile():
@@ -112,13 +118,16 @@ class Conductor:
                 self.unknown += 1
 
     def expire(self) -> None:
-        """Fail requests past their deadline, in case the api has not."""
+        """Fail requests past their deadline, in case the api has not, and those whose error no death explains."""
         now = self._clock()
-        late = [handle for handle, request in self.requests.items() if request.deadline < now]
-        for handle in late:
-            self._fail(
-                handle, TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less")
-            )
+        late = TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less")
+        for handle in [handle for handle, request in self.requests.items() if request.deadline < now]:
+            self._fail(handle, late)
+        for handle in self.waiting.take_late():
+            self._refuse(handle, late)
+        for request in [request for request in self.requests.values() if request.has_failed(now)]:
+            assert request.error is not None
+            self._fail_with(request.handle, request.error)
 
     def reconcile(self) -> None:
         """Send each worker the handles of its live requests, so that it closes those whose end was lost."""
@@ -135,7 +144,7 @@ class Conductor:
     # start of a request
 
     def _admit(self, message: NewRequest) -> None:
-        if message.handle in self.requests:
+        if message.handle in self.requests or message.handle in self.waiting:
             self.unknown += 1
             return
         self._newest = max(self._newest, message.handle)
@@ -143,6 +152,12 @@ class Conductor:
             facts = facts_of(message, self.spec)
             partitions = self.spec.active_partitions(facts)
             homes = self.router.choose(partitions, message)
+        except WorkerLost as error:
+            if message.resume is None:
+                self._refuse(message.handle, error)
+            else:
+                self.waiting.add(message)
+            return
         except Exception as error:  # noqa: BLE001  isolation boundary: a request that cannot begin
             self._refuse(message.handle, error)
             return
@@ -326,24 +341,35 @@ class Conductor:
 
     def _cancel(self, message: CancelRequest) -> None:
         request = self.requests.get(message.handle)
-        if request is None:
+        if request is not None:
+            self._end(request)
+        elif not self.waiting.drop(message.handle):
             self.unknown += 1
             return
-        self._end(request)
         error = ErrorInfo(message="the request was cancelled", code="cancelled", status=499)
         self._send.send(API, RequestFailed(handle=message.handle, error=error))
 
     def _fail(self, handle: int, error: BaseException) -> None:
         self._fail_with(handle, error_info(error, "the model's program failed"))
 
-    def _fail_with(self, handle: int, error: ErrorInfo) -> None:
+    def _work_failed(self, message: WorkFailed) -> None:
+        request = self.requests.get(message.handle)
+        if message.error.code == WorkerLost.code:  # a member of the rank's group died
+            self._fail_with(message.handle, message.error, lost=worker_name(message.rank))
+        elif request is not None and message.error.code == TransportError.code and len(request.homes.ranks) > 1:
+            request.error, request.error_until = message.error, self._clock() + PEER_GRACE_S
+        else:
+            self._fail_with(message.handle, message.error)
+
+    def _fail_with(self, handle: int, error: ErrorInfo, lost: str = "") -> None:
+        """Fail a request. lost: name of the process whose death is the cause."""
         request = self.requests.get(handle)
         if request is None:
             self.unknown += 1
             return
         self.failed += 1
         self._end(request)
-        self._send.send(API, RequestFailed(handle=handle, error=error))
+        self._send.send(API, RequestFailed(handle=handle, error=error, lost=lost))
 
     def _refuse(self, handle: int, error: BaseException) -> None:
         self.failed += 1
@@ -365,6 +391,8 @@ class Conductor:
         rank = rank_of(message.name)
         if rank is not None:
             self.router.ready.add(rank)
+            for waiting in self.waiting.take_all():
+                self._admit(waiting)
 
     def _peer_down(self, message: PeerDown) -> None:
         rank = rank_of(message.name)
@@ -373,11 +401,12 @@ class Conductor:
             self.router.prefixes.forget(rank)
             failed = [request for request in self.requests.values() if rank in request.homes.ranks]
             log_lost(log, message, [request.message.request_id for request in failed])
-            error = WorkerLost(message.public, hint="send the request again")
+            error = error_info(WorkerLost(message.public), "")
             for request in failed:
-                self._fail(request.handle, error)
+                self._fail_with(request.handle, error, lost=message.name)
         elif message.name == API:
             log_lost(log, message, [request.message.request_id for request in self.requests.values()])
+            self.waiting.clear()
             for request in list(self.requests.values()):
                 self._end(request)
 

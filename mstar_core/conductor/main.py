@@ -76,7 +76,7 @@ class ConductorLoop:
     def _report(self) -> None:
         conductor = self._conductor
         values: dict[str, float] = {
-            "in_flight": len(conductor.requests),
+            "in_flight": len(conductor.requests) + len(conductor.waiting),
             "finished": conductor.finished,
             "failed": conductor.failed,
             "unknown_messages": conductor.unknown,

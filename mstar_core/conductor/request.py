@@ -9,7 +9,7 @@ from mstar_core.conductor.caches import CachePlaces
 from mstar_core.conductor.resume import known_ids
 from mstar_core.conductor.router import Homes
 from mstar_core.errors import EngineError
-from mstar_core.messages.requests import NewRequest
+from mstar_core.messages.requests import ErrorInfo, NewRequest
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, SignalRef, WalkDone
 from mstar_core.plugin.program import (
@@ -118,7 +118,8 @@ class ConductorRequest:
     """One request. Owned by `Conductor`; only `Conductor._end` ends it.
 
     walks: number of finished runs by walk. opening: message that its only rank gets with its first walks. is_told: a
-    worker has reported its end to the api. caches: where its caches are, if it has nodes on several ranks.
+    worker has reported its end to the api. caches: where its caches are, if it has nodes on several ranks. error: of a
+    rank that could not read a tensor; it ends the request at `error_until` unless a death explains it before.
     """
 
     message: NewRequest
@@ -136,10 +137,16 @@ class ConductorRequest:
     opening: OpenRequest | None = None
     is_told: bool = False
     caches: CachePlaces = field(default_factory=CachePlaces)
+    error: ErrorInfo | None = None
+    error_until: float = 0.0
 
     @property
     def handle(self) -> int:
         return self.message.handle
+
+    def has_failed(self, now: float) -> bool:
+        """Return whether an error of a rank ends the request."""
+        return self.error is not None and now >= self.error_until
 
     @property
     def is_finished(self) -> bool:

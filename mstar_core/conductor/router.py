@@ -9,7 +9,7 @@ from typing import Final
 
 from mstar_core.conductor.prefixes import Block, Prefixes, prefix_blocks
 from mstar_core.config.deployment import Plan
-from mstar_core.errors import WorkerLost
+from mstar_core.errors import EngineError, WorkerLost
 from mstar_core.graph import NodeSpec, StreamingGraphEdge, Walk, graph_nodes, loops
 from mstar_core.messages.requests import NewRequest
 from mstar_core.plugin.spec import ModelSpec, Partition
@@ -118,7 +118,7 @@ class Router:
         if not replicas and node.of is not None:
             replicas = self.plan.replicas(node.of.name, walk)
         if not replicas:
-            raise WorkerLost(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
+            raise EngineError(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return replicas
 
     def _home(self, replicas: Replicas, chosen: dict[Leaders, int], blocks: Sequence[Block], reasons: list[str]) -> int:

@@ -355,6 +355,12 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=10_000_000,
         ),
     ] = None
+    resume: Annotated[
+        bool,
+        ConfigKey(
+            "Send requests again whose worker or conductor has died, and continue their streams where they stopped."
+        ),
+    ] = True
     hang_s: Annotated[
         float,
         ConfigKey(

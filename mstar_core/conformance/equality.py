@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.output.units import OutputItem
 from mstar_core.conformance.fake_api import joined
 from mstar_core.conformance.miniature import miniature
 from mstar_core.conformance.nodes import RuntimeSettings

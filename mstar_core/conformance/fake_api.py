@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mstar_core.api.output.encode import EncodedChunk
-from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.output.units import OutputItem
 from mstar_core.api.parse.params import check_outputs
 from mstar_core.conformance.mailbox import FakeMailbox
 from mstar_core.errors import EngineError

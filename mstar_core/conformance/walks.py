@@ -15,7 +15,7 @@ from mstar_core.plugin.surface import EVENTS, Action, Audio
 
 if TYPE_CHECKING:
     from mstar_core.api.output.encode import EncodedChunk
-    from mstar_core.api.output.queue import OutputItem
+    from mstar_core.api.output.units import OutputItem
     from mstar_core.conformance.fake_api import RequestOutcome
 
 SIGNATURES: Final = {

@@ -57,8 +57,9 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     """Api to conductor: an admitted request. handle: unique for the api's incarnation and never reused.
 
     params: checked values by parameter name. deadline_s: seconds until the deadline. salt: part of every cache key;
-    requests share prefixes and features only with those of the same salt. resume: None for the first attempt.
-    is_journaled: whether workers report the ids that the request draws, see `Drawn`.
+    requests share prefixes and features only with those of the same salt. resume: None for the first attempt; the
+    conductor keeps later ones until a replica is ready. is_journaled: whether workers report the ids that the request
+    draws, see `Drawn`.
     """
 
     handle: int
@@ -96,11 +97,15 @@ class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="request_fi
     cached_tokens: int = 0
 
 
-class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_failed"):
-    """Conductor to api: the request ended with an error; no further message follows."""
+class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_failed", omit_defaults=True):
+    """Conductor to api: the request ended with an error; no further message follows.
+
+    lost: name of the process whose death ended it. With the code `worker_lost` and no name, no replica was ready.
+    """
 
     handle: int
     error: ErrorInfo
+    lost: str = ""
 
 
 class Reconcile(msgspec.Struct, frozen=True, kw_only=True, tag="reconcile"):

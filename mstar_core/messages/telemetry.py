@@ -11,12 +11,15 @@ import msgspec
 class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Changes of one request in one process. None: unchanged, or not known to this process.
 
+    handle: of the attempt that the process runs; the api sends that of the first attempt. After a death it also sends
+    `current`, the handle of the current attempt, the number of attempts, the pauses between them, and their causes.
     The api sends id, route, modalities, state, times to the first output and audio, usage, the end, and the control
     loop that the client names (`period_ms`, `skipped_ticks`). The conductor sends the running walks (`active`), the
     finished ones, the position of the request (node, walk, rank) and the reason for the choice of its replicas
     (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, the reason of a
     wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
-    state: prepare, queue, run, finished, failed, cancelled. error: a code. message: the sentence that the client got.
+    state: prepare, queue, run, resume, finished, failed, cancelled. error: a code. message: the sentence that the
+    client got.
     """
 
     handle: int
@@ -48,6 +51,10 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     active: list[str] | None = None
     walks: dict[str, int] | None = None
     placed: str | None = None
+    current: int | None = None
+    attempts: int | None = None
+    pauses_s: list[float] | None = None
+    causes: list[str] | None = None
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

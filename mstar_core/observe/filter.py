@@ -61,7 +61,7 @@ FLAGS: Final[dict[str, Test]] = {
     "err": lambda r, t: bool(r.error),
     "ended": lambda r, t: r.has_ended,
 }
-STATES: Final = ("prepare", "queue", "run", "finished", "failed", "cancelled")
+STATES: Final = ("prepare", "queue", "run", "resume", "finished", "failed", "cancelled")
 _MS: Final = frozenset({"ttft", "ttfa", "wait"})
 _SECONDS: Final = frozenset({"age", "audio"})
 _TIMED: Final = frozenset({"age", "rtf"})

@@ -8,6 +8,7 @@ Within an API version fields are only added, and readers ignore unknown fields.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -169,7 +170,7 @@ class EdgeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request; its key is the handle as text. id: chosen by the client.
 
-    state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
+    state: prepare, queue, run, resume, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
     place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
     waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
     such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
@@ -177,6 +178,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     period_ms: of the client's control loop, if the client names it; its answer is due within one period.
     skipped_ticks: ticks without a request since the client's previous one, if the client counts them.
+    attempts: 1 plus one for each death that ended one; causes: those deaths; pauses_s: how long its outputs paused.
     """
 
     id: str
@@ -210,6 +212,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     placed: str = ""
     period_ms: float | None = None
     skipped_ticks: int | None = None
+    attempts: int = 1
+    pauses_s: list[float] = []
+    causes: list[str] = []
 
     @property
     def has_ended(self) -> bool:
@@ -240,9 +245,20 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         rate = f", {self.step_rate:.1f}/s" if self.step_rate and not self.has_ended else ""
         return f"step {self.step} of {self.steps}{rate}" if self.steps else ""
 
+    @property
+    def resumption(self) -> str:
+        """See the function `resumption`."""
+        return resumption(self.causes, self.pauses_s)
+
     def rtf(self, t: float) -> float | None:
         """Return the real-time factor: seconds per second of audio; None without audio."""
         return self.age_s(t) / self.audio_s if self.audio_s > 0 else None
+
+
+def resumption(causes: Sequence[str], pauses_s: Sequence[float]) -> str:
+    """Return the current attempt of a request after deaths of processes, `attempt 2, paused 1.9 s`, or nothing."""
+    paused = f", paused {sum(pauses_s):.1f} s" if pauses_s else ""
+    return f"attempt {len(causes) + 1}{paused}" if causes else ""
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -87,6 +87,18 @@ _ALL: Final = (
         buckets=FACTORS,
     ),
     _api("histogram", "mstar_request_seconds", "Time from arrival to end.", "route", buckets=SECONDS),
+    _api(
+        "counter",
+        "mstar_request_attempts",
+        "Further attempts of requests, by the kind of process whose death ended the one before.",
+        "process",
+    ),
+    _api(
+        "histogram",
+        "mstar_request_pause_seconds",
+        "Time from the death that ended an attempt to the first new output of the next one.",
+        buckets=SECONDS,
+    ),
     _api("gauge", "mstar_inflight", "Requests that run."),
     _api("gauge", "mstar_queue_depth", "Requests that wait for a slot."),
     _api("gauge", "mstar_pool_busy", "Preprocessing processes that are busy."),

@@ -49,7 +49,9 @@ class SpanSum:
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """One request as its processes report it. spans: by (process, key), newest last. seen: time of the first report.
+    """One request as its processes report it, over all its attempts. handle: of the first attempt.
+
+    spans: by (process, its incarnation, key), newest last. seen: time of the first report.
 
     queued: its time in queues (ms), and the time up to which that was computed; None before it is needed.
     has_new_spans: some came since then.
@@ -60,7 +62,8 @@ class RequestRecord:
     api: RequestNews = _NONE
     conductor: RequestNews = _NONE
     workers: dict[str, RequestNews] = field(default_factory=dict)
-    spans: OrderedDict[tuple[str, int], Span] = field(default_factory=OrderedDict)
+    spans: OrderedDict[tuple[str, int, int], Span] = field(default_factory=OrderedDict)
+    attempts: list[int] = field(default_factory=list)
     sums: dict[tuple[str, str, str, str], SpanSum] = field(default_factory=dict)
     spans_cut: int = 0
     queued: tuple[float, float] | None = None
@@ -81,11 +84,11 @@ class RequestRecord:
             return self.api.tokens
         return sum(news.tokens or 0 for news in self.workers.values())
 
-    def add(self, child: str, span: Span) -> None:
+    def add(self, child: str, incarnation: int, span: Span) -> None:
         """Keep a span. It replaces one with the same key. Open spans are in no sum."""
         self.has_new_spans = True
-        self.spans.pop((child, span.key), None)
-        self.spans[child, span.key] = span
+        self.spans.pop((child, incarnation, span.key), None)
+        self.spans[child, incarnation, span.key] = span
         if len(self.spans) > SPANS:
             self.spans.popitem(last=False)
             self.spans_cut += 1
@@ -101,7 +104,7 @@ class RequestRecord:
     def parts(self, now: float) -> list[Part]:
         """Return the parts of the time from its arrival to `now`, or to its end."""
         zero, until = self.api.started or 0.0, self._until(now)
-        open_spans = [_span(child, span, zero) for (child, _), span in self.spans.items() if span.is_open]
+        open_spans = [_span(child, span, zero) for (child, _, _), span in self.spans.items() if span.is_open]
         return parts([*self._sums(zero), *open_spans], max(0.0, 1000 * (until - zero)))
 
     def _until(self, now: float) -> float:
@@ -172,6 +175,9 @@ class RequestRecord:
             placed=at.placed or "",
             error=api.error or "",
             message=api.message or "",
+            attempts=api.attempts or 1,
+            pauses_s=api.pauses_s or [],
+            causes=api.causes or [],
         )
 
     def trace(self, model: str, now: float, graph: GraphView | None = None) -> dict[str, Any]:
@@ -183,7 +189,7 @@ class RequestRecord:
         request = self.request(model, now)
         spans = sorted(self.spans.items(), key=lambda item: item[1].start)
         trace = with_waits(
-            {"spans": [_span(child, span, zero) for (child, _), span in spans], "sums": self._sums(zero)},
+            {"spans": [_span(child, span, zero) for (child, _, _), span in spans], "sums": self._sums(zero)},
             {"ttfa_ms": request.ttfa_ms, "audio_s": request.audio_s},
             graph,
         )
@@ -217,16 +223,18 @@ class RequestLog:
         self.on_end: list[Callable[[RequestRecord], None]] = []
         self.graph: GraphView | None = None
         self._model = model
+        self._first: dict[int, int] = {}  # first handle of a request, by the handle of a later attempt
 
     def take(self, child: str, telemetry: Telemetry, now: float) -> None:
         """Add the request reports and spans of one process."""
         for news in telemetry.requests:
             self._report(child, news, now)
         for span in telemetry.spans:
-            record = self.live.get(span.handle) or self.ended.get(span.handle)
+            handle = self._first.get(span.handle, span.handle)
+            record = self.live.get(handle) or self.ended.get(handle)
             if record is None:
-                record = self.live[span.handle] = RequestRecord(handle=span.handle, seen=now)
-            record.add(child, span)
+                record = self.live[handle] = RequestRecord(handle=handle, seen=now)
+            record.add(child, telemetry.incarnation, span)
 
     def part(self, child: str) -> None:
         """Drop the state that a dead process reported about live requests; what they generated stays counted.
@@ -252,6 +260,8 @@ class RequestLog:
         for handle in [h for h, record in self.live.items() if _is_over(record, now)]:
             record = self.live.pop(handle)
             self.dirty.add(handle)
+            for attempt in record.attempts:
+                self._first.pop(attempt, None)
             if not record.is_named:
                 continue
             self.ended[handle] = self.shown[handle] = record
@@ -298,13 +308,18 @@ class RequestLog:
         return "" if record is None else record.api.id or ""
 
     def _report(self, child: str, news: RequestNews, now: float) -> None:
-        record = self.live.get(news.handle)
+        handle = self._first.get(news.handle, news.handle)
+        record = self.live.get(handle)
         if record is None:
-            if (over := self.ended.get(news.handle)) is not None:  # a late report about a request that ended
+            if (over := self.ended.get(handle)) is not None:  # a late report about a request that ended
                 if child == CONDUCTOR:
                     over.conductor = news
                 return
-            record = self.live[news.handle] = RequestRecord(handle=news.handle, seen=now)
+            record = self.live[handle] = RequestRecord(handle=handle, seen=now)
+        if record.attempts and child != API and news.handle != record.attempts[-1]:
+            return  # a late report about an earlier attempt
+        if news.current is not None and news.current not in self._first:
+            self._new_attempt(record, news.current)
         before, audio = record.tokens(), record.api.audio_s or 0.0
         if child == API:
             self._firsts(record.api, news, now)
@@ -315,7 +330,20 @@ class RequestLog:
             record.workers[child] = news
         self.tokens += max(0, record.tokens() - before)
         self.audio_s += max(0.0, (record.api.audio_s or 0.0) - audio)
-        self.dirty.add(news.handle)
+        self.dirty.add(handle)
+
+    def _new_attempt(self, record: RequestRecord, handle: int) -> None:
+        """Merge later reports about an attempt into the record of its request, and those that overtook this one."""
+        self._first[handle] = record.handle
+        record.attempts.append(handle)
+        early = self.live.pop(handle, None)
+        if early is None:
+            return
+        self.dirty.add(handle)
+        record.conductor = early.conductor
+        record.workers |= early.workers
+        for (child, incarnation, _), span in early.spans.items():
+            record.add(child, incarnation, span)
 
     def _firsts(self, before: RequestNews, news: RequestNews, now: float) -> None:
         if before.ttft_s is None and news.ttft_s is not None:

@@ -8,7 +8,7 @@ from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, 
 from mstar_core.plugin.offers import Check, PlanRequest, SampleInputs, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params, sampling_param
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
-from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
+from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, Unresumable, WeightRef
 from mstar_core.plugin.surface import (
     PARTIAL_IMAGE,
     PROGRESS,
@@ -52,6 +52,7 @@ __all__ = [
     "TensorData",
     "Text",
     "TextSampling",
+    "Unresumable",
     "Video",
     "WalkResult",
     "WeightRef",

@@ -61,6 +61,22 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unresumable:
+    """Requests whose output a new attempt cannot continue, because a repetition gives another output.
+
+    reason: a clause, such as "its noise depends on other requests". params: values that such requests have, by
+    parameter; empty for all requests.
+    """
+
+    reason: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def covers(self, params: Any) -> bool:
+        """Return whether a request with these parameters is one of them."""
+        return all(getattr(params, name, None) == value for name, value in self.params.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A model that a plugin serves.
 
@@ -78,6 +94,7 @@ class ModelSpec:
     mini_config: file stem of the miniature's deployment file; empty is the default one.
     make_samples: target "pkg.mod:function" that makes `SampleInputs` to send at once; None makes them from
     the first sample.
+    unresumable: requests that end with an error if their worker dies; all others go on when it is back.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.
     """
@@ -112,6 +129,7 @@ class ModelSpec:
     mini_params: Mapping[str, Any] = field(default_factory=dict)
     mini_world: str = ""
     mini_config: str = ""
+    unresumable: tuple[Unresumable, ...] = ()
     misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     max_seq_len: int = 8192
@@ -124,6 +142,10 @@ class ModelSpec:
     def notice_of(self, source: str) -> str:
         """Return the notice about weights of this source, `DeploymentSpec.weights_source`. Empty for real weights."""
         return {"tiny": self.notice, "mini": self.mini_notice}.get(source, "")
+
+    def unresumable_reason(self, params: Any) -> str:
+        """Return why a request with these parameters cannot be resumed after a death, empty if it can."""
+        return next((each.reason for each in self.unresumable if each.covers(params)), "")
 
     def robot_facts(self) -> dict[str, Any]:
         """Return the sizes of a robot's requests: state, cameras, horizon and action; empty without such a route."""

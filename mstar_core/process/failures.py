@@ -79,13 +79,13 @@ def write_fatal(path: Path, record: dict[str, Any]) -> None:
 
 
 def log_lost(into: logging.Logger, down: PeerDown, request_ids: Sequence[str]) -> None:
-    """Log the death of a peer: one line, with the ids of all requests that it fails."""
+    """Log the death of a peer: one line, with the ids of all requests that it interrupts."""
     if not request_ids:
         into.warning("%s is gone: %s", down.name, down.cause)
         return
     requests = "1 request" if len(request_ids) == 1 else f"{len(request_ids)} requests"
     facts = {"requests": list(request_ids)}
-    into.error("%s is gone, which fails %s: %s", down.name, requests, down.cause, extra={"facts": facts})
+    into.error("%s is gone, which interrupts %s: %s", down.name, requests, down.cause, extra={"facts": facts})
 
 
 def attempt(step: Callable[..., object], *arguments: object) -> None:

@@ -100,6 +100,7 @@ class ChildLife:
         self._fd_endpoint = fd_endpoint
         self._alone = not supervisor
         self._phase = ""
+        self._ready: Phase | None = None  # to be sent once the process is known
         self._next_send = clock()
         self._seen = clock()
         self._silence_s = 0.0
@@ -173,7 +174,7 @@ class ChildLife:
             case Ping():
                 self._silence_s = 0.0
             case PeerUp(name=self.name):
-                self.known = self.known or message.incarnation == self.incarnation
+                self._introduced(message)
                 self._silence_s = 0.0
             case PeerUp():
                 self._courier.connect(message.name, message.endpoint, message.incarnation)
@@ -190,22 +191,35 @@ class ChildLife:
                 return False
         return True
 
+    def _introduced(self, message: PeerUp) -> None:
+        """Handle the supervisor's answer to the hello, which follows the introductions of all peers."""
+        self.known = self.known or message.incarnation == self.incarnation
+        if self.known and self._ready is not None:
+            self._send(self._ready)
+            self._ready = None
+
     def phase(
         self, phase: str, *, done: int = 0, total: int = 0, detail: str = "", facts: dict[str, Any] | None = None
     ) -> None:
-        """Report a start-up phase, or progress in it. done, total: bytes, or the unit that `detail` names."""
+        """Report a start-up phase, or progress in it. done, total: bytes, or the unit that `detail` names.
+
+        `ready` is reported once the supervisor has introduced all peers, because they send work at once and the answers
+        need their addresses.
+        """
         self._phase = phase
-        self._send(
-            Phase(
-                name=self.name,
-                incarnation=self.incarnation,
-                phase=phase,
-                done=done,
-                total=total,
-                detail=detail,
-                facts=facts or {},
-            )
+        message = Phase(
+            name=self.name,
+            incarnation=self.incarnation,
+            phase=phase,
+            done=done,
+            total=total,
+            detail=detail,
+            facts=facts or {},
         )
+        if phase == "ready" and not self.known:
+            self._ready = message
+        else:
+            self._send(message)
 
     def telemetry(
         self,
@@ -216,6 +230,7 @@ class ChildLife:
         *,
         dropped: int = 0,
         samples: list[MetricSample] | None = None,
+        events: list[tuple[str, dict[str, Any]]] | None = None,
     ) -> None:
         """Send one telemetry batch. The caller sends at most one per 100 ms. values: by reading."""
         self._send(
@@ -228,6 +243,7 @@ class ChildLife:
                 edges=edges or [],
                 dropped=dropped,
                 samples=samples or [],
+                events=events or [],
             )
         )
 

@@ -41,14 +41,16 @@ class Outbound:
                 self.send(child.name, message)
 
     def introduce(self, child: Child, hello: Hello) -> bool:
-        """Answer a hello: introduce the child to all others. Returns True for the first hello of an incarnation."""
+        """Answer a hello: introduce the child to all others, and all others to the child.
+
+        Returns True for the first hello of an incarnation.
+        """
         first = not child.endpoint
         self._courier.connect(child.name, hello.endpoint, hello.incarnation)
         child.endpoint, child.fd_endpoint = hello.endpoint, hello.fd_endpoint
         if child.state == "spawned":
             child.state = "known"
         up = _peer_up(child)
-        self.send(child.name, up)
         for other in self._children.values():
             if other is child or other.state not in REACHABLE:
                 continue
@@ -57,6 +59,7 @@ class Outbound:
                 self.send(other.name, up)
             if other.state == "ready":
                 self.send(child.name, _peer_ready(other))
+        self.send(child.name, up)  # last: from then on the child knows all its peers
         return first
 
     def announce_ready(self, child: Child) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from mstar_core.errors import UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
-from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.frames import RequestStatus, resumption
 from mstar_core.observe.request_log import request_item
 from mstarctl.client import AdminClient
 from mstarctl.client.reach import reached
@@ -66,7 +66,7 @@ SORTS: Final = {
 }
 """Sort fields of the command line, with their names in the data."""
 
-IN_TURN: Final = ("run", "prepare", "queue")
+IN_TURN: Final = ("resume", "run", "prepare", "queue")
 """States in the order of the default, which is that of `top`."""
 
 
@@ -193,13 +193,14 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "tick": tick_text(item.get("missed_ticks"), has_ended=ended),
         "rtf_text": "" if item["rtf"] is None else f"{item['rtf']:.2f}",
         "walks_text": " ".join([*(f"✓{walk}" for walk in walks), *(f"▶{walk}" for walk in item["active"])]),
-        "note": ": ".join(filter(None, (item["error"], item.get("message")))) or item["why"] or progress_of(item),
+        "note": ": ".join(filter(None, (item["error"], item.get("message")))) or item["why"] or told_of(item),
     }
 
 
-def progress_of(item: Mapping[str, Any]) -> str:
-    """Return `step 23 of 49` for a running request with a step loop."""
-    return f"step {item['step']} of {item['steps']}" if item.get("steps") and item["ended"] is None else ""
+def told_of(item: Mapping[str, Any]) -> str:
+    """Return the attempts of a resumed request, and `step 23 of 49` for a running one with a step loop."""
+    step = f"step {item['step']} of {item['steps']}" if item.get("steps") and item["ended"] is None else ""
+    return ", ".join(filter(None, (resumption(item.get("causes", ()), item.get("pauses_s", ())), step)))
 
 
 def _ms(value: float | None) -> str:
@@ -210,7 +211,7 @@ def show(items: list[dict[str, Any]], cut: int, printer: Printer, epoch_s: float
     """Print the list in the format of -o. epoch_s: see `dated`."""
     shown = [dated(item, epoch_s) for item in items]
     shown = shown if printer.is_machine else [for_people(item) for item in shown]
-    has_notes = any(item["error"] or item["why"] or progress_of(item) for item in items)
+    has_notes = any(item["error"] or item["why"] or told_of(item) for item in items)
     has_ticks = any(item.get("period_ms") for item in items)
     columns = [c for c in COLUMNS if (has_notes or c.key != "note") and (has_ticks or c.key != "tick")]
     printer.items("request", shown, columns, truncated=cut, empty="no requests")

@@ -7,7 +7,7 @@ from typing import Final
 ROLES: Final = {
     "ok": ("ready", "ok", "finished", "installed", "loaded", "done"),
     "accent": ("starting", "draining", "stopping", "run", "prepare", "info"),
-    "warn": ("degraded", "unhealthy", "warn", "warning", "queue", "stale"),
+    "warn": ("degraded", "unhealthy", "warn", "warning", "queue", "resume", "stale"),
     "bad": ("failed", "silent", "error", "critical"),
     "dim": ("stopped", "cancelled", "n/a", "debug", "disabled"),
 }

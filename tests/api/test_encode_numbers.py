@@ -16,8 +16,9 @@ from safetensors.numpy import load
 
 from mstar_core.api.errors import Stalled
 from mstar_core.api.output.encode import MOST_JSON, NumberForm, packed, widened
-from mstar_core.api.output.queue import OutputItem, OutputQueue
+from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
+from mstar_core.api.output.units import OutputItem
 from mstar_core.client.arrays import array_of
 from mstar_core.errors import RequestError
 from mstar_core.messages.flow import Output, Outputs

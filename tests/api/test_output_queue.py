@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.api.output.queue import OutputItem, OutputQueue
+from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
+from mstar_core.api.output.units import OutputItem
 from mstar_core.errors import EngineError, MstarError, WorkerLost
 from mstar_core.messages.requests import RequestFinished
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mstar_core.api.output.encode import Form, NumberForm, packed
-from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.output.units import OutputItem
 from mstar_core.client import AudioBuffer, AudioChunk, TensorChunk
 from mstar_core.client.arrays import array_of
 from mstar_core.client.calls import cancel_call, generate_call, transcribe_call

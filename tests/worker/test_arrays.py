@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mstar_core.api.output.encode import NumberForm, packed
-from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.output.units import OutputItem
 from mstar_core.engine.transfers import SMALL_BYTES
 from mstar_core.worker.arrays import narrowed, start_copy, to_array, to_tensor
 

@@ -16,7 +16,7 @@ import numpy as np
 from prometheus_client import Histogram
 
 from mstar_core.api.api_metrics import Metrics
-from mstar_core.api.output.queue import Array, OutputItem
+from mstar_core.api.output.units import Array, OutputItem
 from mstar_core.codec import BFLOAT16, npy_header, safetensors_header, widen_bfloat16
 from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import Detokenizer

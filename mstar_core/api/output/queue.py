@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from mstar_core.api.errors import Stalled, lost
 from mstar_core.api.output.spool import SPOOL_BYTES, Spool
+from mstar_core.api.output.units import Array, Delivered, NewUnits, OutputItem
 from mstar_core.errors import EngineError, MstarError, Unavailable
 from mstar_core.messages.requests import RequestFinished
-
-Array = npt.NDArray[np.generic]
 
 QUEUE_BYTES: Final = 4 << 20
 QUEUE_ITEMS: Final = 256
@@ -30,25 +28,17 @@ LOST_GRACE_S: Final = 0.25
 """Grace period for outputs that a worker sent before it died."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputItem:
-    """Output of a worker. dtype: type of the numbers if NumPy does not support it (bfloat16)."""
-
-    modality: str
-    port: str
-    array: Array
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    dtype: str | None = None
-
-
 class _Sender:
-    """Outputs of one worker: the next number, and those that arrived out of order, with their size in bytes."""
+    """Outputs of one worker: the next number, and those that arrived out of order, with the units left out before.
+
+    early_bytes: size of those that arrived out of order.
+    """
 
     __slots__ = ("early", "early_bytes", "next")
 
     def __init__(self) -> None:
         self.next = 0
-        self.early: dict[int, OutputItem] = {}
+        self.early: dict[int, tuple[OutputItem, int]] = {}
         self.early_bytes = 0
 
     @property
@@ -58,12 +48,26 @@ class _Sender:
 
 
 class OutputQueue:
-    """Outputs of one request, in order. Ends exactly once, by `finish` after all outputs have arrived, or by `fail`."""
+    """Outputs of one request, in order. Ends exactly once, by `finish` after all outputs have arrived, or by `fail`.
+
+    A new attempt of the request begins with `renew`. delivered: units of all attempts that have entered the queue;
+    no unit enters twice. on_lost: called if outputs were lost with their worker; by default the request fails.
+    """
 
     def __init__(
-        self, spool: Spool[OutputItem], *, queue_bytes: int = QUEUE_BYTES, queue_items: int = QUEUE_ITEMS
+        self,
+        spool: Spool[OutputItem],
+        *,
+        delivered: Delivered | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+        queue_items: int = QUEUE_ITEMS,
     ) -> None:
+        """delivered: by attempts before the first one here; None without any."""
         self.doubled = 0
+        self.delivered = Delivered() if delivered is None else delivered
+        self.on_lost: Callable[[str, str], None] = lambda worker, cause: self.fail(lost(cause))
+        self._units = NewUnits(self.delivered, is_first=delivered is None)
+        self._on_news: Callable[[], None] | None = None
         self._spool = spool
         self._limits = (queue_bytes, queue_items)
         self._queue: deque[OutputItem] = deque()
@@ -87,20 +91,29 @@ class OutputQueue:
         """Return the number of outputs not yet taken."""
         return len(self._queue) + len(self._spool)
 
-    def put(self, worker: str, seq: int, item: OutputItem) -> None:
-        """Add output number `seq` of `worker`; duplicates are dropped."""
+    def renew(self, on_news: Callable[[], None]) -> None:
+        """Begin with the outputs of a new attempt. on_news: called at its first new output, or its end without one."""
+        self._senders.clear()
+        self._ending, self._on_news = None, on_news
+        self._units = NewUnits(self.delivered, is_first=False)
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+    def put(self, worker: str, seq: int, item: OutputItem, skipped: int = 0) -> None:
+        """Add output number `seq` of `worker`; duplicates are dropped. skipped: units left out before it."""
         if self._error is not None:
             return  # nothing follows an error
         sender = self._senders.setdefault(worker, _Sender())
         if seq < sender.next or seq in sender.early:
             self.doubled += 1
             return
-        sender.early[seq] = item
+        sender.early[seq] = item, skipped
         sender.early_bytes += item.array.nbytes
         while sender.next in sender.early:
-            arrived = sender.early.pop(sender.next)
+            arrived, left_out = sender.early.pop(sender.next)
             sender.early_bytes -= arrived.array.nbytes
-            self._append(arrived)
+            self._take(arrived, left_out)
             sender.next += 1
         if sender.has_gap:
             sender.early.clear()
@@ -111,6 +124,7 @@ class OutputQueue:
         """End the request successfully. The end is visible after all outputs that it counts have arrived."""
         if self._ending is None and self._error is None:
             self._ending = ending
+            self._tell_news()
             self._notify()
 
     def fail(self, error: MstarError) -> None:
@@ -125,7 +139,11 @@ class OutputQueue:
             return  # the conductor decides about requests that it has not finished
         if worker in self._ending.emitted:
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(LOST_GRACE_S, lambda: self.fail(lost(cause)))
+            self._grace = loop.call_later(LOST_GRACE_S, self._lose, worker, cause)
+
+    def _lose(self, worker: str, cause: str) -> None:
+        if not self._is_complete():
+            self.on_lost(worker, cause)
 
     async def take(self, timeout_s: float, limit_bytes: int = 256 * 1024) -> list[OutputItem]:
         """Return ready outputs, at least one unless none arrives within `timeout_s`; empty: timeout, or the end.
@@ -162,6 +180,21 @@ class OutputQueue:
                 timer.cancel()
         self._queue.clear()
         self._spool.close()
+
+    def _take(self, item: OutputItem, skipped: int) -> None:
+        try:
+            part = self._units.take(item, skipped)
+        except MstarError as error:
+            self._error = self._error or error
+            return
+        if part is not None:
+            self._tell_news()
+            self._append(part)
+
+    def _tell_news(self) -> None:
+        if self._on_news is not None:
+            tell, self._on_news = self._on_news, None
+            tell()
 
     def _append(self, item: OutputItem) -> None:
         bytes_limit, items_limit = self._limits

@@ -12,6 +12,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
 from mstar_core.api.routes.fields import model_names
 from mstar_core.api.routes.speech import speech_kind
+from mstar_core.api.service import NO_RESUME
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
@@ -49,6 +50,7 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         "endpoints": mapped_endpoints(spec),
         "max_model_len": service.deployment.max_seq_len,
         "parameters": param_schema(spec.params),
+        "unresumable": _unresumable(spec, is_off=not service.deployment.resume),
     }
     if isinstance(video := spec.input("video"), Video) and video.max_frames is not None:
         card["max_frames"] = video.max_frames
@@ -64,6 +66,13 @@ def _card(exchange: Exchange) -> dict[str, Any]:
     if world := spec.world_of(service.deployment.weights_source):
         card["world"] = world
     return card
+
+
+def _unresumable(spec: ModelSpec, *, is_off: bool) -> list[dict[str, Any]]:
+    """Return the requests that are not resumed. is_off: the deployment resumes none."""
+    if is_off:
+        return [{"reason": NO_RESUME, "params": {}}]
+    return [{"reason": each.reason, "params": dict(each.params)} for each in spec.unresumable]
 
 
 ENDPOINTS: Final[Mapping[str, str]] = {

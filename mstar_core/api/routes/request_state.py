@@ -24,7 +24,8 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
             "route": request.route,
             "created": request.created,
         }
-        return exchange.json({**body, "error": None})
+        attempts = request.attempts if isinstance(request, LiveRequest) else {}
+        return exchange.json({**body, "error": None, **attempts})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()

@@ -112,7 +112,7 @@ LEAST_NAME: Final = 7
 LEAST_COUNT: Final = 1
 EXTRA: Final = 10
 """Columns from this rank on are shown on wide terminals, if the last column keeps 40 cells."""
-ORDER: Final = {"run": 0, "prepare": 1, "queue": 2}
+ORDER: Final = {"resume": 0, "run": 0, "prepare": 1, "queue": 2}
 A_LONG_TIME_S: Final = 1e9
 """More than the age of any deployment."""
 
@@ -291,13 +291,15 @@ def _joined(modalities: list[str]) -> str:
 
 
 def note(view: View, r: RequestStatus, width: int) -> Line:
-    """Draw the open column: the error, the reason of the wait, or the steps of a loop and the walks."""
+    """Draw the open column: the error, the reason of the wait, attempts, or the steps of a loop and the walks."""
     if r.error:
         return line((f"{view.glyphs.failed} {safe(r.error)}", "bad"))
     if r.why:
         return line((safe(r.why), "warn"))
     if width < LEAST_NOTE:
         return line()
+    if r.resumption:
+        return line((safe(r.resumption), "warn"))
     if r.steps and not r.has_ended:
         told = line((safe(r.progress), "value"), " ")
         return told + _walks(view, r, width - told.width) if width - told.width >= LEAST_NOTE else told

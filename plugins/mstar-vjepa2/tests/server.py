@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
-from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.output.units import OutputItem
 from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.plugin.processor import MediaPart

@@ -36,6 +36,7 @@ from mstar_core.plugin import (
     Sample,
     Text,
     TextSampling,
+    Unresumable,
     WeightRef,
     WorkloadSpec,
     hookimpl,
@@ -220,6 +221,7 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
         mini_prompt="The red fox ran over the green hill today.",
         mini_notice="orpheus:mini is a miniature of under 3M parameters: it speaks one English sentence at a time",
         max_seq_len=min(8192, config.max_positions),
+        unresumable=(Unresumable(reason="its noise depends on other requests", params={"noise": "global"}),),
     )
 
 

@@ -1,0 +1,156 @@
+"""Manager of attempts: after the death of a process it sends the requests that were there again. Owned by the link.
+
+A lost request is parked and gets a new handle at once, so that late messages of the old attempt are dropped. The new
+attempt goes to the conductor as soon as there is one, and the conductor keeps it until a replica is ready. Everything
+else stays with the request: its place, the tensors of its inputs, its deadline, and its ways to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mstar_core.api.api_metrics import Metrics
+from mstar_core.api.attempts.limits import last_error, process_kind
+from mstar_core.api.attempts.record import Attempt, AttemptRecord
+from mstar_core.api.errors import lost
+from mstar_core.api.output.queue import OutputQueue
+from mstar_core.api.registry import LiveRequest, Registry
+from mstar_core.errors import MstarError, WorkerLost
+from mstar_core.messages.flow import Drawn
+from mstar_core.messages.requests import NewRequest
+
+RESUMING: Final = "resuming"
+"""State of a request from the loss of an attempt to the first new output of the next one."""
+
+log = logging.getLogger("mstar.api.attempts")
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempts:
+    """Sends each request, first and again. submit: sends a message to the conductor, as `Link.submit`.
+
+    on_resumed: called with a request, and the start and end of its pause.
+    """
+
+    registry: Registry
+    queues: dict[int, OutputQueue]
+    metrics: Metrics
+    submit: Callable[[NewRequest], None]
+    clock: Callable[[], float] = time.monotonic
+    on_resumed: Callable[[LiveRequest, float, float], None] = lambda live, start, end: None
+    _events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def begin(self, live: LiveRequest, request: NewRequest, unresumable: str) -> None:
+        """Send a request for the first time. unresumable: why it has one attempt only; empty if it can have more.
+
+        Raises WorkerLost if it has one only and the conductor is gone, TransportError if it cannot be sent.
+        """
+        delivered = self.queues[live.handle].delivered
+        live.record = record = AttemptRecord(
+            request=request, deadline=live.deadline, delivered=delivered, unresumable=unresumable
+        )
+        try:
+            self.submit(request)
+        except WorkerLost:
+            if unresumable:
+                raise
+            self._park(live, record)
+            return
+        self._sent(live, record)
+
+    def drawn(self, message: Drawn) -> None:
+        """Add ids to the journal of their request. Those of earlier attempts are dropped."""
+        live = self.registry.get(message.handle)
+        if live is not None and live.record is not None:
+            live.record.journal.add(message)
+
+    def lost(self, live: LiveRequest, process: str, cause: str) -> None:
+        """Start the next attempt of a request after a death, or fail it if that was its last one.
+
+        process: name of the dead process, empty if no replica was ready and the attempt has not begun. cause: of the
+        death, one sentence for clients.
+        """
+        record = live.record
+        if record is None or live.error is not None or live.is_parked:
+            return
+        attempt = record.attempts[-1]
+        error: WorkerLost | None
+        if process:
+            attempt.lost, attempt.lost_at, attempt.cause = process, self.clock(), cause
+            error = last_error(record)
+        else:
+            record.attempts.pop()
+            error = lost(cause) if record.unresumable else None
+        if error is not None:
+            live.is_over = True  # at the conductor: nothing is left to cancel
+            if error.detail:
+                log.error("%s", error.detail, extra={"facts": {"request": live.request_id}})
+            live.fail(error)
+            return
+        if process:
+            facts = {"request": live.request_id, "attempt": len(record.attempts), "process": process, "cause": cause}
+            self._events.append(("request.parked", facts))
+        self._park(live, record)
+        self._resume(live, record)
+
+    def conductor_is_up(self) -> None:
+        """Send the parked requests."""
+        for live in self.registry:
+            if live.is_parked and live.record is not None and live.error is None:
+                self._resume(live, live.record)
+
+    def give_up(self, error: MstarError) -> None:
+        """Fail the requests that wait for a process which will not come back."""
+        for live in self.registry:
+            if live.state == RESUMING:
+                live.fail(error)
+
+    def take_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the events since the last call, for the supervisor's feed."""
+        events, self._events = self._events, []
+        return events
+
+    def _park(self, live: LiveRequest, record: AttemptRecord) -> None:
+        old = live.handle
+        self.registry.renew(live)
+        self.queues[live.handle] = output_queue = self.queues.pop(old)
+        output_queue.renew(lambda: self._resumed(live, record))
+        live.is_sent, live.is_over, live.is_parked = False, False, True
+        if live.state != RESUMING:
+            live.state, live.parked_at = RESUMING, self.clock()
+
+    def _resume(self, live: LiveRequest, record: AttemptRecord) -> None:
+        message = record.message(live.handle, self.clock())
+        try:
+            self.submit(message)
+        except WorkerLost:
+            return  # until the next conductor is up
+        except MstarError as error:
+            live.fail(error)
+            return
+        self._sent(live, record)
+
+    def _sent(self, live: LiveRequest, record: AttemptRecord) -> None:
+        if record.attempts:
+            self.metrics.attempts.labels(process_kind(record.attempts[-1].lost)).inc()
+        record.attempts.append(Attempt(handle=live.handle, began=self.clock()))
+        live.is_sent, live.is_parked = True, False
+
+    def _resumed(self, live: LiveRequest, record: AttemptRecord) -> None:
+        """Note the first new output of an attempt, or its end without one."""
+        now = self.clock()
+        live.state, attempt = "running", record.attempts[-1]
+        attempt.pause_s = now - live.parked_at
+        self.metrics.pause_s.observe(attempt.pause_s)
+        if len(record.attempts) > 1:
+            facts = {
+                "request": live.request_id,
+                "attempt": len(record.attempts),
+                "pause_s": round(attempt.pause_s, 3),
+            }
+            self._events.append(("request.resumed", facts))
+        self.on_resumed(live, live.parked_at, now)

@@ -1,0 +1,93 @@
+"""Record of one request over all its attempts: enough to send it again. Owned by `Attempts`, written by the link.
+
+msgspec can encode and decode the whole record, so that another process can continue the request from it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import msgspec
+
+from mstar_core.api.output.units import Delivered
+from mstar_core.messages.flow import Drawn
+from mstar_core.messages.requests import NewRequest, Resume
+
+JOURNAL_BYTES: Final = 1 << 20
+"""Most bytes of a journal: 262,144 ids."""
+
+INT32: Final = "i"
+
+
+class Journal(msgspec.Struct, kw_only=True):
+    """Ids that the loops of a request have drawn. Grows only, over all attempts.
+
+    places: ids by loop (see `Drawn`), int32 in native byte order. is_full: the limit was exceeded; it has no ids then.
+    """
+
+    places: dict[str, bytearray] = {}
+    is_full: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all ids."""
+        return sum(map(len, self.places.values()))
+
+    def add(self, drawn: Drawn, limit_bytes: int = JOURNAL_BYTES) -> None:
+        """Append ids. Known ones are not changed, and ids behind a gap are dropped, because they cannot be forced."""
+        ids = self.places.setdefault(drawn.place, bytearray())
+        known = len(ids) // array(INT32).itemsize - drawn.start
+        if self.is_full or not 0 <= known < len(drawn.ids):
+            return
+        ids += array(INT32, drawn.ids[known:]).tobytes()
+        if self.size_bytes > limit_bytes:
+            self.is_full = True
+            self.places.clear()
+
+    def ids(self) -> dict[str, list[int]]:
+        """Return the ids by place."""
+        return {place: array(INT32, bytes(ids)).tolist() for place, ids in self.places.items() if ids}
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    """One attempt. began: when it was sent to the conductor, monotonic.
+
+    lost: name of the process whose death ended it, empty while it runs; lost_at: when that was noticed; cause: of that
+    death, one sentence for clients. pause_s: seconds from the end of the attempt before it to its first new output,
+    None before that output and for the first attempt.
+    """
+
+    handle: int
+    began: float
+    lost: str = ""
+    lost_at: float = 0.0
+    cause: str = ""
+    pause_s: float | None = None
+
+
+class AttemptRecord(msgspec.Struct, kw_only=True):
+    """A request over all its attempts.
+
+    request: its message without `resume`; the tensors of its inputs stay lent until the request ends. deadline:
+    monotonic time. delivered: what the client has or will get. unresumable: why no attempt can follow a lost one;
+    empty if it can. attempts: the current one is the last; none while the request has not been sent yet.
+    """
+
+    request: NewRequest
+    deadline: float
+    delivered: Delivered
+    journal: Journal = msgspec.field(default_factory=Journal)
+    unresumable: str = ""
+    attempts: list[Attempt] = []
+
+    @property
+    def lost(self) -> list[Attempt]:
+        """Attempts that a death has ended."""
+        return [attempt for attempt in self.attempts if attempt.lost]
+
+    def message(self, handle: int, now: float) -> NewRequest:
+        """Return the message of the next attempt."""
+        left_s = max(0.001, self.deadline - now)
+        resume = Resume(attempt=len(self.attempts) + 1, ids=self.journal.ids(), delivered=dict(self.delivered.units))
+        return msgspec.structs.replace(self.request, handle=handle, deadline_s=left_s, resume=resume)

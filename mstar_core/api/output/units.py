@@ -1,0 +1,92 @@
+"""Units of outputs: ids, samples and whole values. Keeps what earlier attempts have delivered out of the next ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mstar_core.errors import EngineError
+from mstar_core.plugin.surface import EVENTS, PROGRESS
+
+Array = npt.NDArray[np.generic]
+
+STREAMED: Final = ("text", "audio")
+"""Modalities whose outputs are cut anywhere: a unit is an id or a sample. Other outputs are one unit each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputItem:
+    """Output of a worker. dtype: type of the numbers if NumPy does not support it (bfloat16)."""
+
+    modality: str
+    port: str
+    array: Array
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+
+
+class Delivered(msgspec.Struct, kw_only=True):
+    """Outputs that the client of a request has or will get. Grows only, over all attempts.
+
+    units: ids, samples, images and other values, by output port. events: place of the last progress event and image in
+    the making, by modality: values that came before it, then steps or images of the current value.
+    """
+
+    units: dict[str, int] = {}
+    events: dict[str, tuple[int, int]] = {}
+
+
+class NewUnits:
+    """Filter for the outputs of one attempt in order: passes what no earlier attempt has delivered."""
+
+    def __init__(self, delivered: Delivered, *, is_first: bool) -> None:
+        """is_first: of the first attempt, all outputs pass."""
+        self._delivered = delivered
+        self._is_first = is_first
+        self._reached: Counter[str] = Counter()  # units of this attempt so far, by port
+        self._values = 0
+        self._partials = 0
+
+    def take(self, item: OutputItem, skipped: int = 0) -> OutputItem | None:
+        """Return the new part of an output, None if the client has all of it. skipped: units left out before it.
+
+        Raises EngineError if the client lacks some of the units that were left out.
+        """
+        if item.modality in EVENTS:
+            return item if self._is_new_event(item, skipped) else None
+        units, port = self._delivered.units, item.port
+        known = units.get(port, 0)
+        start = self._reached[port] + skipped
+        if start > known:
+            raise EngineError(f"{start - known} units of {port} were left out that the client does not have")
+        count = len(ids_or_samples(item)) if item.modality in STREAMED else 1
+        self._reached[port] = end = start + count
+        if item.modality not in STREAMED:
+            self._values, self._partials = self._values + skipped + 1, 0
+        if end < known or (count and end == known):
+            return None
+        units[port] = end
+        return item if start == known else replace(item, array=ids_or_samples(item)[known - start :])
+
+    def _is_new_event(self, item: OutputItem, skipped: int) -> bool:
+        if item.modality == PROGRESS:
+            number = int(item.array.reshape(-1)[0])
+        else:
+            self._partials += skipped + 1
+            number = self._partials
+        place = (self._values, number)
+        is_new = self._is_first or place > self._delivered.events.get(item.modality, (-1, 0))
+        if is_new:
+            self._delivered.events[item.modality] = place
+        return is_new
+
+
+def ids_or_samples(item: OutputItem) -> Array:
+    """Return a streamed output with one unit per element of axis 0: ids [n], samples [n] or [n, channels]."""
+    return item.array.reshape(-1) if item.modality == "text" or not item.array.ndim else item.array
