@@ -34,9 +34,9 @@ class LiveRequest:
 
     handle: of its current attempt; first_handle: of the first one, which names the request to the supervisor.
     key: the API key that sent it. group: id of the request that it is an item of, by default its own. deadline:
-    monotonic time. state: preprocessing, queued, running, resuming. is_sent: the conductor has received it. is_over: the
-    conductor has finished it. is_parked: it waits for a conductor, since parked_at. record: of its attempts, once its
-    inputs are ready. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
+    monotonic time. state: preprocessing, queued, running, resuming. is_sent: the conductor has received it. is_over:
+    the conductor has finished it. is_parked: it waits for a conductor, since parked_at. record: of its attempts, once
+    its inputs are ready. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
     encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
     reported: the last report; due: when its progress is reported next.
     """

@@ -335,6 +335,7 @@ class Service:
             deadline_s=max(0.001, live.deadline - self.clock()),
             prompt_tokens=inputs.prompt_tokens,
             salt=self._salt(live.key),
+            is_journaled=not unresumable,
         )
         self.link.attempts.begin(live, request, unresumable)
 

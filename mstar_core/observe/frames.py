@@ -170,15 +170,15 @@ class EdgeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request; its key is the handle as text. id: chosen by the client.
 
-    state: prepare, queue, run, resume, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
-    place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
+    state: prepare, queue, run, resume, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its
+    current place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
     waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
     such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
     message: the sentence of the error, as the client got it.
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     period_ms: of the client's control loop, if the client names it; its answer is due within one period.
     skipped_ticks: ticks without a request since the client's previous one, if the client counts them.
-    attempts: 1 plus one for each death that ended one; causes: those deaths; pauses_s: how long its outputs paused.
+    attempts: number of them, 0 before a death has ended one; causes: those deaths; pauses_s: of its outputs.
     """
 
     id: str
@@ -212,7 +212,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     placed: str = ""
     period_ms: float | None = None
     skipped_ticks: int | None = None
-    attempts: int = 1
+    attempts: int = 0
     pauses_s: list[float] = []
     causes: list[str] = []
 

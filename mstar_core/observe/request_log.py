@@ -175,7 +175,7 @@ class RequestRecord:
             placed=at.placed or "",
             error=api.error or "",
             message=api.message or "",
-            attempts=api.attempts or 1,
+            attempts=api.attempts or 0,
             pauses_s=api.pauses_s or [],
             causes=api.causes or [],
         )

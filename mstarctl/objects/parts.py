@@ -109,8 +109,6 @@ def request_lines(item: dict[str, Any]) -> Iterator[str]:
     """Return a request as lines of text: its own name, times of day, no number that only programs need."""
     times = {key: time_of_day(item.get(key)) for key in MOMENTS}
     facts = {key: value for key, value in item.items() if key not in UNSAID and value not in (0, 0.0)}
-    if not item.get("causes"):
-        facts.pop("attempts", None)
     if "action" in item.get("outputs", ()) and not item.get("period_ms"):
         facts["period"] = "unknown, the client does not name it"
     yield from part_lines(f"request {item['name']} of {item['deployment']}", {**facts, **times})

@@ -244,7 +244,7 @@ async def test_what_a_failing_handler_logs_names_its_request(caplog: pytest.LogC
 
     caplog.handler.addFilter(Watch())
     async with running(speak(1)) as api:
-        api.process.link.submit = None  # type: ignore[assignment,method-assign]  # a bug of ours, as no input makes one
+        api.process.link.attempts.submit = None  # type: ignore[assignment]  # a bug of ours, as no input makes one
         answer = await api.client.post("/generate", data={**GOOD, "request_id": "mine"})
         assert answer.status_code == 500 and "mine" in seen
         assert (await api.client.get("/health")).status_code == 200 and REQUEST_ID.get() == ""

@@ -79,7 +79,7 @@ async def test_outputs_behind_a_lost_one_fail_the_request_before_they_fill_the_m
     output_queue.put("a", 0, item(1))
     for number in range(2, 4000):
         output_queue.put("a", number, item(number, size_bytes))
-        assert sum(early.array.nbytes for early in output_queue._senders["a"].early.values()) <= 65 << 20
+        assert sum(early.array.nbytes for early, _ in output_queue._senders["a"].early.values()) <= 65 << 20
     assert [int(one.array[0]) for one in await output_queue.take(0)] == [1]
     with pytest.raises(EngineError, match="an output was lost"):
         await output_queue.take(0)

@@ -149,10 +149,10 @@ async def test_a_connection_closed_in_the_queue_gives_its_place_back(started: St
 SECRET_CAUSE = """conductor hung and was killed by SIGKILL (resident memory 120 MiB; last log line: File "x", line 1)"""
 
 
-async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_new_ones(
+async def test_without_resumption_the_death_of_the_conductor_fails_every_open_request_and_refuses_new_ones(
     started: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with started() as api:
+    async with started(resume=False) as api:
         whole = asyncio.create_task(api.client.post("/generate", data={**GOOD, "request_id": "w", "stream": "0"}))
         await api.fake.next_request()
         api.fake.script = begin
@@ -165,7 +165,8 @@ async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_n
             assert last["metadata"]["status"] == 503
         dead = await whole
         assert (dead.status_code, dead.json()["error"]["code"]) == (503, "worker_lost")
-        assert dead.json()["error"]["message"] == "the conductor died; send the request again"
+        why = "the request cannot be resumed: the deployment does not resume requests"
+        assert dead.json()["error"]["message"] == f"the conductor died, and {why}; send the request again"
         refused = await api.client.post("/generate", data=GOOD)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_lost")
         assert int(refused.headers["retry-after"]) >= 1
@@ -199,8 +200,8 @@ async def test_outputs_of_a_dead_worker_that_arrived_are_a_whole_answer(
         assert [json.loads(line)["modality"] for line in answer.text.splitlines()] == ["audio", "audio"]
 
 
-async def test_outputs_that_died_with_their_worker_fail_the_request(started: Started) -> None:
-    async with started(begin) as api:
+async def test_without_resumption_outputs_that_died_with_their_worker_fail_the_request(started: Started) -> None:
+    async with started(begin, resume=False) as api:
         async with api.client.stream("POST", "/generate", data=GOOD) as answer:
             stream = answer.aiter_lines()
             request = await begun(api, stream)

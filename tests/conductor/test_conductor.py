@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from mstar_core.conductor.conductor import Conductor
@@ -28,7 +29,15 @@ from mstar_core.graph import (
     StreamingGraphEdge,
 )
 from mstar_core.messages.life import PeerDown, PeerReady
-from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, Reconcile, RequestFailed, RequestFinished
+from mstar_core.messages.requests import (
+    CancelRequest,
+    ErrorInfo,
+    NewRequest,
+    Reconcile,
+    RequestFailed,
+    RequestFinished,
+    Resume,
+)
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, RunWalks, WalkDone, WorkFailed
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Text, param
@@ -216,7 +225,8 @@ def test_a_dead_worker_fails_its_requests_in_one_log_line_and_refuses_new_ones(
     post.take()
     conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL", public="a worker died"))
     failed, _ = [m for _, m in post.take() if isinstance(m, RequestFailed)]
-    assert failed.error == ErrorInfo(message="a worker died; send the request again", code="worker_lost", status=503)
+    assert failed.error == ErrorInfo(message="a worker died", code="worker_lost", status=503)
+    assert failed.lost == "worker-0"
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "killed by SIGKILL" in line.getMessage() and len(line.facts["requests"]) == 2  # type: ignore[attr-defined]
     conductor.on(request(2))
@@ -243,6 +253,44 @@ def test_a_worker_that_does_not_read_fails_the_requests_that_need_it(
         closed = [name for name, sent in post.sent if sent == CloseRequest(handle=message.handle)]
         assert closed == ["worker-0", "worker-1"]
     assert not any(record.exc_info for record in caplog.records), "no fault of this process"
+
+
+def test_a_resumed_request_waits_for_a_ready_replica_within_its_deadline(
+    conductor: Conductor, post: FakeCourier, clock: FakeClock
+) -> None:
+    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL", public="a worker died"))
+    for handle, deadline_s in ((1, 60.0), (2, 60.0), (3, 1.0)):
+        again = msgspec.structs.replace(request(handle), resume=Resume(attempt=2), deadline_s=deadline_s)
+        conductor.on(again)
+    conductor.on(CancelRequest(handle=2))
+    clock.now += 2.0
+    conductor.expire()
+    failed = {m.handle: m.error.code for _, m in post.take() if isinstance(m, RequestFailed)}
+    assert failed == {2: "cancelled", 3: "timeout"}
+    conductor.on(PeerReady(name="worker-0", incarnation=2))
+    assert list(conductor.requests) == [1] and not len(conductor.waiting)
+    assert conductor.requests[1].message.deadline_s == pytest.approx(58.0)
+    conductor.on(CancelRequest(handle=1))
+
+
+def test_an_error_of_a_tensor_is_the_death_of_its_owner_if_one_follows(
+    conductor: Conductor, post: FakeCourier, clock: FakeClock
+) -> None:
+    conductor.on(request(1))
+    conductor.on(request(2))
+    post.take()
+    error = ErrorInfo(message="the owner of a tensor is gone", code="transport", status=500)
+    conductor.on(WorkFailed(handle=1, rank=1, error=error))
+    conductor.expire()
+    assert not [m for _, m in post.take() if isinstance(m, RequestFailed)]
+    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL", public="a worker died"))
+    assert {m.lost for _, m in post.take() if isinstance(m, RequestFailed)} == {"worker-0"}
+    conductor.on(PeerReady(name="worker-0", incarnation=2))
+    conductor.on(request(3))
+    conductor.on(WorkFailed(handle=3, rank=1, error=error))
+    clock.now += 1.0
+    conductor.expire()
+    assert [(m.error.code, m.lost) for _, m in post.take() if isinstance(m, RequestFailed)] == [("transport", "")]
 
 
 def test_a_lost_api_cancels_everything(conductor: Conductor, post: FakeCourier) -> None:

@@ -30,6 +30,8 @@ ACTS: Final[dict[str, str]] = {
     "feature_cache_bytes": "tests/worker/test_feature_cache.py::test_a_limit_of_zero_keeps_nothing",
     "wait_spin_us": "tests/runtime/test_wait_spin.py::"
     "test_processes_spin_for_a_while_after_a_request_and_sleep_when_nobody_asks",
+    "resume": "tests/api/test_service_faults.py::"
+    "test_without_resumption_the_death_of_the_conductor_fails_every_open_request_and_refuses_new_ones",
     "hang_s": "tests/supervisor/test_health.py::test_a_process_hangs_by_what_it_sends_and_whether_it_computes",
     "step_limit_s": "tests/supervisor/test_health.py::test_a_process_hangs_by_what_it_sends_and_whether_it_computes",
     "model_kwargs": "plugins/mstar-pi05/tests/test_robots.py::test_a_robot_gets_the_actions_that_generate_gives",

@@ -132,12 +132,11 @@ def serve(life: ChildLife, box: Mailbox, courier: Courier, name: str, script: Sc
     if script.grandchild:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     life.phase("ready", facts={"pages": 8})
-    if script.phase == "ready" and script.how == "silent":
-        while True:
-            signal.pause()
     while life.stop_reason is None or script.stubborn:
         now = time.monotonic()
         life.beat(now, work_ready=script.how == "busy")
+        while life.known and script.phase == "ready" and script.how == "silent":
+            signal.pause()
         box.wait(life.wait_s(now))
         for item in box.drain():
             assert isinstance(item, Envelope)

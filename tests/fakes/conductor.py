@@ -6,14 +6,14 @@ A test either gives a `script`, which answers each new request, or sends the mes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import zmq
 
-from mstar_core.messages.flow import Output, Outputs
+from mstar_core.messages.flow import Drawn, Output, Outputs
 from mstar_core.messages.life import Hello, PeerDown, PeerUp, ServiceState
 from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
 from mstar_core.messages.wire import Envelope, Message, WireCodec
@@ -37,6 +37,8 @@ class FakeDeployment:
         self._couriers = {name: self._courier(name) for name in ("supervisor", "conductor", "worker-0")}
         self._tensors = TensorTransport("worker-0", 0, ipc)
         self._seq: dict[int, int] = {}
+        self._lives: dict[str, int] = {}
+        self._api = ("", 0)
 
     @property
     def supervisor(self) -> str:
@@ -77,11 +79,36 @@ class FakeDeployment:
         return PeerUp(name=name, incarnation=incarnation, endpoint=mailbox_endpoint(self.ipc, name, 0))
 
     def down(self, name: str, cause: str, public: str = "a process died") -> None:
-        self.tell(PeerDown(name=name, incarnation=0, cause=cause, public=public))
+        self.tell(PeerDown(name=name, incarnation=self._lives.get(name, 0), cause=cause, public=public))
+
+    def restart(self, name: str) -> None:
+        """Let the next incarnation of a process, after its death, appear to the api."""
+        self._lives[name] = life = self._lives.get(name, 0) + 1
+        self._boxes[name].close()
+        self._couriers[name].close()
+        self._boxes[name] = box = self._box(name, life)
+        self._couriers[name] = courier = self._courier(name, life)
+        box.attach(asyncio.get_running_loop(), lambda batch: self._take(name, batch))
+        endpoint, incarnation = self._api
+        courier.connect("api", endpoint, incarnation)
+        self.tell(PeerUp(name=name, incarnation=life, endpoint=mailbox_endpoint(self.ipc, name, life)))
+
+    def lose(self, handle: int, process: str = "worker-0", public: str = "a worker died") -> None:
+        """Report as the conductor that a death has ended a request."""
+        error = ErrorInfo(message=public, code="worker_lost", status=503)
+        self.tell(RequestFailed(handle=handle, error=error, lost=process), sender="conductor")
 
     def audio(self, handle: int, samples: int = 2048, *, value: int = 7, seq: int | None = None) -> None:
         """Send one chunk of audio."""
         self.output(handle, "audio", np.full(samples, value, dtype=np.int16), seq=seq)
+
+    def audio_of(self, handle: int, samples: Any, *, skipped: int = 0, drawn: Sequence[Drawn] = ()) -> None:
+        """Send one chunk of audio with these samples."""
+        self.output(handle, "audio", samples, skipped=skipped, drawn=drawn)
+
+    def cancel(self, handle: int) -> None:
+        """Cancel a request as its operator does."""
+        self.tell(CancelRequest(handle=handle, why="by_operator"))
 
     def text(self, handle: int, data: bytes) -> None:
         """Send one output of ids, one per byte."""
@@ -105,15 +132,20 @@ class FakeDeployment:
         meta: dict[str, Any] | None = None,
         seq: int | None = None,
         finishes: bool = False,
+        skipped: int = 0,
+        drawn: Sequence[Drawn] = (),
     ) -> None:
         """Send an output. finishes: with the end of the request, as a worker does in its last run."""
         number = self._seq.get(handle, 0) if seq is None else seq
         self._seq[handle] = max(number + 1, self._seq.get(handle, 0))
         ref = self._tensors.put(array, "api")
-        item = Output(handle=handle, seq=number, port=port, modality=modality, ref=ref, meta=meta or {})
+        item = Output(
+            handle=handle, seq=number, port=port, modality=modality, ref=ref, meta=meta or {}, skipped=skipped
+        )
         end = RequestFinished(handle=handle, reason="stop", emitted={"worker-0": self._seq[handle]})
         finished = [end] if finishes else []
-        self.tell(Outputs(worker="worker-0", items=[item], finished=finished), sender="worker-0")
+        message = Outputs(worker="worker-0", items=[item], finished=finished, drawn=list(drawn))
+        self.tell(message, sender="worker-0")
 
     def finish(self, handle: int, reason: str = "stop", *, emitted: int | None = None, **counts: int) -> None:
         sent = self._seq.get(handle, 0) if emitted is None else emitted
@@ -172,6 +204,7 @@ class FakeDeployment:
         self.received.append((name, message))
         match message:
             case Hello():
+                self._api = message.endpoint, message.incarnation
                 for courier in self._couriers.values():
                     courier.connect("api", message.endpoint, message.incarnation)
                 if self.greets:
@@ -182,11 +215,11 @@ class FakeDeployment:
                 for slot, generation in message.slots:  # type: ignore[union-attr]
                     self._tensors.release(slot, generation)
 
-    def _box(self, name: str) -> Mailbox:
-        return Mailbox(self._context, mailbox_endpoint(self.ipc, name, 0), WireCodec(name, 0))
+    def _box(self, name: str, life: int = 0) -> Mailbox:
+        return Mailbox(self._context, mailbox_endpoint(self.ipc, name, life), WireCodec(name, life))
 
-    def _courier(self, name: str) -> Courier:
-        return Courier(self._context, WireCodec(name, 0))
+    def _courier(self, name: str, life: int = 0) -> Courier:
+        return Courier(self._context, WireCodec(name, life))
 
 
 def speak(chunks: int, reason: str = "stop") -> Script:

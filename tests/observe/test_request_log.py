@@ -112,7 +112,7 @@ def test_the_log_is_bounded() -> None:
     assert log.find("r-0") is None
     known = RequestRecord(handle=1, seen=0.0)
     for key in range(SPANS + 20):
-        known.add("worker-0", Span(key, 1, "compute", "LLM", "decode", float(key), key + 0.5))
+        known.add("worker-0", 1, Span(key, 1, "compute", "LLM", "decode", float(key), key + 0.5))
     assert (len(known.spans), known.spans_cut) == (SPANS, 20)
     assert known.sums["worker-0", "LLM", "decode", "compute"].spans == SPANS + 20, "sums are of all"
 
@@ -120,8 +120,8 @@ def test_the_log_is_bounded() -> None:
 def test_an_open_span_is_replaced_and_summed_once() -> None:
     known = RequestRecord(handle=1, seen=0.0)
     for end in (1.0, 2.0):
-        known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
-    known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, 3.0, 30))
+        known.add("worker-0", 1, Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
+    known.add("worker-0", 1, Span(5, 1, "compute", "LLM", "decode", 0.0, 3.0, 30))
     assert [span.end for span in known.spans.values()] == [3.0]
     actual = known.sums["worker-0", "LLM", "decode", "compute"]
     assert (actual.spans, actual.count, actual.busy_s) == (1, 30, 3.0)
