@@ -292,13 +292,12 @@ async def test_the_operator_is_told_of_losses_and_pauses_under_the_first_handle(
             api.fake.audio(second.handle, 4096)
             api.fake.finish(second.handle)
         await api.clean()
-        reports = api.fake.of(Telemetry)
-        news = [each for report in reports for each in report.requests]
         await api.fake.until(lambda: any(e[0] == "request.resumed" for t in api.fake.of(Telemetry) for e in t.events))
         events = [event for report in api.fake.of(Telemetry) for event in report.events]
         assert [kind for kind, _ in events] == ["request.parked", "request.resumed"]
         assert events[0][1] == {"request": "r", "attempt": 1, "process": "worker-0", "cause": "a worker died"}
         assert events[1][1]["attempt"] == 2 and events[1][1]["pause_s"] >= 0
+        news = [each for report in api.fake.of(Telemetry) for each in report.requests]
         assert {each.handle for each in news} == {first.handle}
         (end,) = [each for report in api.fake.of(Telemetry) for each in report.requests if each.ended is not None]
         assert (end.current, end.attempts, end.causes) == (second.handle, 2, ["worker-0: a worker died"])
