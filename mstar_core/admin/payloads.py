@@ -60,7 +60,8 @@ def deployment(target: Supervisor) -> dict[str, Any]:
 
 def children(target: Supervisor) -> list[dict[str, Any]]:
     """Return every child with its state and start-up phase. The supervisor itself is in the head."""
-    return [plain(child) for name, child in target.hub.store.children.items() if name in target.children]
+    shown = {*target.children, "standby"}
+    return [plain(child) for name, child in target.hub.store.children.items() if name in shown]
 
 
 def snapshot(target: Supervisor, frame: SnapshotFrame) -> dict[str, Any]:

@@ -377,6 +377,13 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=86400.0,
         ),
     ] = 300.0
+    standby: Annotated[
+        bool | None,
+        ConfigKey(
+            "Keep a process ready that has imported what a worker needs and takes the place of one that dies.",
+            default_text="true beside GPUs, else false",
+        ),
+    ] = None
     model_kwargs: Annotated[
         dict[str, Any],
         ConfigKey(

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,11 +31,15 @@ PARENT_PATH = os.pathsep.join(p for p in sys.path if p)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildKind:
-    """The program of a child. name: of its mailbox; module: run with `python -m`."""
+    """The program of a child. name: of its mailbox; module: run with `python -m`.
+
+    has_standby: whether a standby process may take its place, see `supervisor/standby.py`.
+    """
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
+    has_standby: bool = False
 
 
 class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
@@ -48,6 +52,41 @@ class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
     def process_exited(self) -> None:
         super().process_exited()
         self.exited.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that was created, and the event of its exit."""
+
+    process: asyncio.subprocess.Process
+    exited: asyncio.Event
+
+
+async def start_process(
+    spec: DeploymentSpec,
+    module: str,
+    arguments: Sequence[str],
+    stdin: int = asyncio.subprocess.DEVNULL,
+    inherited: tuple[int, ...] = (),
+) -> Started:
+    """Start a module as a child of this process, in a group of its own. Raises OSError if no process can be created."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: ChildProtocol(loop),
+        *(sys.executable, "-m", ENTRY, str(os.getpid()), module, *arguments),
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=inherited,
+        env=child_environment(spec),
+        cwd="/",
+    )
+    return Started(asyncio.subprocess.Process(transport, protocol, loop), protocol.exited)
+
+
+Take = Callable[[str, Sequence[str]], Awaitable[Started | None]]
+"""Takes a standby process: (module, arguments) -> the process that becomes that child, None without one."""
 
 
 @dataclass(slots=True)
@@ -102,11 +141,17 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     async def spawn(
-        self, spec: DeploymentSpec, run: RunDirectory, supervisor: str, inherited: Mapping[str, int] = NO_FDS
-    ) -> None:
-        """Start the next incarnation. Raises OSError if no process can be created.
+        self,
+        spec: DeploymentSpec,
+        run: RunDirectory,
+        supervisor: str,
+        inherited: Mapping[str, int] = NO_FDS,
+        take: Take | None = None,
+    ) -> bool:
+        """Start the next incarnation. Returns whether a standby process became it. Raises OSError without a process.
 
-        inherited: descriptors by the name of the option that tells the child their numbers.
+        inherited: descriptors by the name of the option that tells the child their numbers. take: takes the standby
+        process, which inherits none; None: a new process is created.
         """
         self.incarnation += 1
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
@@ -115,33 +160,13 @@ class Child:
         self.last_steps, self.has_long_step = -1, False
         self.stuck_s = self.computed_s = self.last_computed = 0.0
         (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            ENTRY,
-            str(os.getpid()),
-            self.kind.module,
-            str(run.spec),
-            "--incarnation",
-            str(self.incarnation),
-            "--supervisor",
-            supervisor,
-            *self.kind.arguments,
-            *(text for name, fd in inherited.items() for text in (f"--{name}", str(fd))),
-        ]
-        loop = asyncio.get_running_loop()
-        transport, protocol = await loop.subprocess_exec(
-            lambda: ChildProtocol(loop),
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=tuple(inherited.values()),
-            env=child_environment(spec),
-            cwd="/",
-        )
-        self.process, self.exited = asyncio.subprocess.Process(transport, protocol, loop), protocol.exited
+        options = (text for name, fd in inherited.items() for text in (f"--{name}", str(fd)))
+        identity = ("--incarnation", str(self.incarnation), "--supervisor", supervisor)
+        arguments = (str(run.spec), *identity, *self.kind.arguments, *options)
+        taken = await take(self.kind.module, arguments) if take is not None else None
+        started = taken or await start_process(spec, self.kind.module, arguments, inherited=tuple(inherited.values()))
+        self.process, self.exited = started.process, started.exited
+        return taken is not None
 
     async def watch(self) -> int:
         """Pump the output; return the exit status (negative: signal) once the child and its group have ended."""
@@ -213,16 +238,31 @@ FETCH: Final = ChildKind(name="weights", module="mstar_core.weights.fetch")
 FETCHED: Final = "weights.folder"
 """File in the run directory to which the fetching child writes the weights folder."""
 
+STANDBY: Final = ChildKind(
+    name="standby", module="mstar_core.process.standby", arguments=("mstar_core.worker.start.preload:preload",)
+)
+
+
+def standby_kind(spec: DeploymentSpec) -> ChildKind | None:
+    """Return the standby process of a deployment, None if it has none: by default beside GPUs only.
+
+    A tensor-parallel group restarts as a whole, for which one process is not enough.
+    """
+    alone = [rank for rank in spec.plan.ranks if spec.plan.group_of(rank.rank) is None]
+    has_gpu = any(rank.device != "cpu" for rank in alone)
+    return STANDBY if alone and (has_gpu if spec.standby is None else spec.standby) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """Intervals and limits of the supervisor in seconds.
 
     ping_s: between pings; ten missed ones end a child. watch_s: between checks of progress. publish_s: between updates
-    of the hub. stop_s: for children to end by themselves. backoff_s: before the first, second ... restart. A deployment
-    is unhealthy after restarts_max of one child within window_s. Even the first restart waits, because a driver needs
-    time to free the memory of a killed process. stacks_s: for a stuck child to write its stacks. cause_s: for other
-    children to die of the same cause.
+    of the hub. stop_s: for children to end by themselves. backoff_s: before the first, second ... restart within
+    window_s. A child that was ready, and the api, restarts at once the first time, and whenever it has been ready and
+    lived for lived_s. A deployment is unhealthy after restarts_max of one child within window_s. stacks_s: for a stuck child to write its stacks. cause_s:
+    for other children to die of the same cause. standby_s: from ready to the start of a standby process, and
+    standby_retry_s from the end of one that was not used.
     """
 
     ping_s: float = 1.0
@@ -231,9 +271,12 @@ class Pace:
     stop_s: float = 10.0
     backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
     window_s: float = 600.0
+    lived_s: float = 60.0
     restarts_max: int = 5
     stacks_s: float = 1.0
     cause_s: float = 0.3
+    standby_s: float = 5.0
+    standby_retry_s: float = 60.0
 
 
 DEFAULT_PACE: Final = Pace()
@@ -244,7 +287,12 @@ Kinds = Callable[[DeploymentSpec], Sequence[ChildKind]]
 def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
     """Return the child that fetches the weights and ends, then those that stay."""
     workers = [
-        ChildKind(name=worker_name(r.rank), module="mstar_core.worker", arguments=("--rank", str(r.rank)))
+        ChildKind(
+            name=worker_name(r.rank),
+            module="mstar_core.worker",
+            arguments=("--rank", str(r.rank)),
+            has_standby=spec.plan.group_of(r.rank) is None,
+        )
         for r in spec.plan.ranks
         if r.nodes
     ]

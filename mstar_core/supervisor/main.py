@@ -29,7 +29,7 @@ from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
 from mstar_core.process.logs import start_logging
-from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, write_spec
+from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, standby_kind, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
@@ -186,7 +186,9 @@ async def _run(
         Courier(context, codec) as courier,
         Mailbox(context, endpoint, codec) as mailbox,
     ):
-        supervisor = Supervisor(spec, run, courier, endpoint, kinds, pace, listener=listener)
+        supervisor = Supervisor(
+            spec, run, courier, endpoint, kinds, pace, listener=listener, standby=standby_kind(spec)
+        )
         supervisor.logs[NAME] = own_log
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from mstar_core.supervisor.child import (
     ChildKind,
     Kinds,
     Pace,
+    Take,
     child_kinds,
     group_members,
     plan_facts,
@@ -69,6 +71,7 @@ from mstar_core.supervisor.health import Watchdog, can_serve
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
+from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.host_stats import GpuReader, library
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
@@ -96,6 +99,7 @@ class Supervisor:
         kinds: Kinds = child_kinds,
         pace: Pace = DEFAULT_PACE,
         listener: PortListener | None = None,
+        standby: ChildKind | None = None,
     ) -> None:
         self.spec = spec
         self.listener = listener or PortListener(spec.api.host, spec.api.port)
@@ -116,6 +120,7 @@ class Supervisor:
         self.gpus = GpuReader(library() if any(r.device != "cpu" for r in spec.plan.ranks) else None)
         self.publisher = StatePublisher(self, self.hub, self.gpus)
         self.events = Events(Path(spec.log_dir) / "events.ndjson", self.publisher.event)
+        self.standby = Standby(standby, run, self.events, pace, self.logs)
         self._throttle = EventThrottle(self.publisher.requests.name_of)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
@@ -159,6 +164,7 @@ class Supervisor:
         self._task(self._ping_forever())
         self._task(self._watchdog.watch())
         self._task(self._publish_forever())
+        self._task(self.standby.keep(lambda: self.spec, lambda: self.state == "ready"))
         self.gpus.start()
         fetch, *kinds = self._kinds(self.spec)
         await self._fetch_weights(fetch)
@@ -167,11 +173,13 @@ class Supervisor:
                 child = self._adopt(kind)
                 await self._spawn(child)
         await self._ended.wait()
+        self.standby.end()
         await self._end_children()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.gpus.stop()
+        await self.standby.close()
         for child in self.children.values():
             child.log.close()
         return self.exit_code
@@ -267,6 +275,7 @@ class Supervisor:
         self._drain, self.cause = 0, None
         self._set_state("degraded", "restarting")
         self._began, self.ready_s, self.fetch_s = time.monotonic(), None, 0.0
+        self.standby.end()  # a restart on purpose imports everything again
         for group in self._groups():
             for child in group:
                 child.restarts.clear()
@@ -349,15 +358,16 @@ class Supervisor:
         child.log.close()
         del self.children[child.name]
 
-    async def _spawn(self, child: Child) -> None:
+    async def _spawn(self, child: Child, take: Take | None = None) -> None:
         try:
             inherited = {"listener": self.listener.open()} if child.name == API else NO_FDS
-            await child.spawn(self.spec, self.run_dir, self._endpoint, inherited)
+            is_standby = await child.spawn(self.spec, self.run_dir, self._endpoint, inherited, take)
         except (MstarError, OSError) as error:
             self._fail(start_record(child.name, error))
             return
         self._peers.appeared(child.name, child.incarnation)
-        self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
+        facts = {"standby": True} if is_standby else {}
+        self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation, **facts)
         child.attending = self._task(self._attend(child))
         if self._ended.is_set():  # the end began while the process was being created
             child.ending = True
@@ -390,7 +400,7 @@ class Supervisor:
             self._fail(record)
         elif not child.renewing:  # a restart that began meanwhile has scheduled its spawn
             self._is_restarting = False
-            self._back_off(group, record)
+            self._back_off(group, record, self._delay_s(group[0], child.started, was_ready=was == "ready"))
 
     def _note_failure(self, record: dict[str, Any]) -> None:
         self.deaths.append(record)
@@ -437,19 +447,28 @@ class Supervisor:
         if child.name == API:
             self._drained.set()  # its requests have ended with it; a restarted api begins with none
 
-    def _back_off(self, group: list[Child], record: dict[str, Any]) -> None:
+    def _delay_s(self, first: Child, started: float, *, was_ready: bool) -> float:
+        """Return the delay before a restart. first: of the group, whose recent restarts count.
+
+        A child that has served, and the api, restarts at once the first time; one that has served for long always does.
+        """
+        now, pace = time.monotonic(), self._pace
+        first.restarts = [t for t in first.restarts if now - t < pace.window_s]
+        if was_ready and now - started >= pace.lived_s:
+            return 0.0
+        delays = (0.0, *pace.backoff_s) if was_ready or first.name == API else pace.backoff_s
+        return delays[min(len(first.restarts), len(delays) - 1)]
+
+    def _back_off(self, group: list[Child], record: dict[str, Any], delay_s: float) -> None:
         """Schedule the next start of a dead child, or of its group, whose first member counts."""
-        now, pace, child = time.monotonic(), self._pace, group[0]
-        child.restarts = [t for t in child.restarts if now - t < pace.window_s]
+        pace, child = self._pace, group[0]
         if len(child.restarts) >= pace.restarts_max:
             if child.name == API:
                 self.listener.close()  # connections are refused rather than left without an answer
             deaths = f"died {pace.restarts_max + 1} times in {pace.window_s / 60:g} minutes"
             self._set_state("unhealthy", f"{child.name} {deaths}", public="its processes die repeatedly")
             return
-        delays = (0.0, *pace.backoff_s) if child.name == API else pace.backoff_s  # an api holds no device memory
-        delay_s = delays[min(len(child.restarts), len(delays) - 1)]
-        child.restarts.append(now)
+        child.restarts.append(time.monotonic())
         self.restarts += 1
         if self.state in ("ready", "degraded", "starting"):
             self._set_degraded(record)
@@ -475,8 +494,9 @@ class Supervisor:
                     return
                 if not child.renewing:
                     self.events.add("child.restarting", child=child.name, after_s=delay_s)
+                takes = child.kind.has_standby and not child.renewing
                 child.renewing = child.ends_with_group = False
-                await self._spawn(child)
+                await self._spawn(child, partial(self.standby.take, self.spec) if takes else None)
 
     async def _wait_ends(self, group: list[Child]) -> None:
         """Wait until all processes of a group have ended and were noted. One that does not end is killed."""

@@ -20,10 +20,13 @@ from mstar_core.admin.server import AdminServer
 from mstar_core.admin.streams import NdjsonStreams
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.hub import TelemetryHub
+from mstar_core.supervisor.child import DEFAULT_PACE
 from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.host_stats import GpuReader
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 
@@ -77,6 +80,7 @@ class FakeDeployment:
         self.hub = TelemetryHub("boot-1", "fake")
         self.publisher = StatePublisher(self, self.hub, GpuReader(None))
         self.events = Events(None, self.publisher.event)
+        self.standby = Standby(None, RunDirectory(folder), self.events, DEFAULT_PACE, self.logs)
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None:
         self.acts.append(("stop", now, grace_s))

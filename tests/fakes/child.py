@@ -33,6 +33,7 @@ WORKER_PHASES = ("device", "weights", "kv", "kernels", "warm", "capture")
 
 
 SPOKEN_S: Final = 0.3
+MODULE: Final = "tests.fakes.child"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,24 @@ class Script:
 def fake_kinds(spec: DeploymentSpec) -> list[ChildKind]:
     """The processes of a deployment, all played by this module."""
     names = ["weights", "conductor", *(f"worker-{rank.rank}" for rank in spec.plan.ranks), "api"]
-    return [ChildKind(name=name, module="tests.fakes.child", arguments=("--name", name)) for name in names]
+    return [
+        ChildKind(name=name, module=MODULE, arguments=("--name", name), has_standby=name.startswith("worker"))
+        for name in names
+    ]
+
+
+STANDBY: Final = ChildKind(name="standby", module="mstar_core.process.standby", arguments=(f"{MODULE}:preload",))
+
+
+def preload(spec: DeploymentSpec) -> None:
+    """Play the imports of a standby process, with a scripted failure: exit or hang."""
+    script = Script.of("standby", 1)
+    print("preloaded by the standby", flush=True)
+    match script.how:
+        case "exit":
+            os._exit(23)
+        case "hang":
+            signal.pause()
 
 
 def main() -> None:

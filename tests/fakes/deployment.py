@@ -1,29 +1,39 @@
-"""Fixtures: a deployment of fake children, in this loop or under a supervisor process of its own."""
+"""A deployment of fake children, in this loop or under a supervisor process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.errors import ExitCode
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.messages.wire import WireCodec
+from mstar_core.supervisor.child import ChildKind, Pace
+from mstar_core.supervisor.supervisor import Supervisor
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.start.launch import Started, launch
-from tests.fakes.child import SCRIPTS
+from tests.fakes.child import SCRIPTS, fake_kinds
 from tests.fakes.ports import free_port
 
 MakeSpec = Callable[..., DeploymentSpec]
 Launch = Callable[..., Started]
+LIMIT_S = 90.0
+QUICK = Pace(watch_s=0.1, backoff_s=(0.01,), stop_s=3.0, stacks_s=0.2)
 
 
 @pytest.fixture
@@ -97,3 +107,41 @@ def start(make_spec: MakeSpec, play: Callable[..., None]) -> Iterator[Launch]:
         if not started.has_ended:
             os.kill(started.process.pid, signal.SIGKILL)
         started.process.wait(60)
+
+
+@asynccontextmanager
+async def running(
+    spec: DeploymentSpec, pace: Pace = QUICK, standby: ChildKind | None = None
+) -> AsyncIterator[tuple[Supervisor, asyncio.Task[ExitCode]]]:
+    """Run the supervisor of `spec` until the end of the block."""
+    run, codec = RunDirectory.of(spec.name), WireCodec("supervisor", 0)
+    run.spec.write_bytes(spec.encode())
+    endpoint, loop = mailbox_endpoint(run.ipc, "supervisor", 0), asyncio.get_running_loop()
+    with (
+        zmq.Context() as context,
+        Courier(context, codec) as courier,
+        Mailbox(context, endpoint, codec) as box,
+    ):
+        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace, standby)
+        box.attach(loop, supervisor.on_batch)
+        task = asyncio.create_task(supervisor.run())
+        try:
+            yield supervisor, task
+        finally:
+            supervisor.stop(now=True)
+            await asyncio.wait_for(task, LIMIT_S)
+            box.detach()
+
+
+async def event(supervisor: Supervisor, kind: str, count: int = 1, **facts: Any) -> dict[str, Any]:
+    """Return the count-th event with this type and facts. Fails if it does not arrive."""
+
+    async def wait() -> dict[str, Any]:
+        while True:
+            of_kind = (item for item in supervisor.events.ring if item["type"] == kind)
+            found = [item for item in of_kind if facts.items() <= item.items()]
+            if len(found) >= count:
+                return found[count - 1]
+            await supervisor.events.wait()
+
+    return await asyncio.wait_for(wait(), LIMIT_S)

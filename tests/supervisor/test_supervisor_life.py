@@ -6,65 +6,21 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-import zmq
 
-from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, StateConflict
-from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews
-from mstar_core.messages.wire import WIRE_VERSION, Envelope, WireCodec
+from mstar_core.messages.wire import WIRE_VERSION, Envelope
 from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.deaths import outcome
 from mstar_core.supervisor.health import network_stall
-from mstar_core.supervisor.supervisor import Supervisor
-from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
-from tests.fakes.child import fake_kinds
+from tests.fakes.deployment import LIMIT_S, event, running
 
 Play = Callable[..., None]
-LIMIT_S = 90.0
-QUICK = Pace(watch_s=0.1, backoff_s=(0.01,), stop_s=3.0, stacks_s=0.2)
-
-
-@asynccontextmanager
-async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tuple[Supervisor, asyncio.Task[ExitCode]]]:
-    """Run the supervisor of `spec` until the end of the block."""
-    run, codec = RunDirectory.of(spec.name), WireCodec("supervisor", 0)
-    run.spec.write_bytes(spec.encode())
-    endpoint, loop = mailbox_endpoint(run.ipc, "supervisor", 0), asyncio.get_running_loop()
-    with (
-        zmq.Context() as context,
-        Courier(context, codec) as courier,
-        Mailbox(context, endpoint, codec) as box,
-    ):
-        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace)
-        box.attach(loop, supervisor.on_batch)
-        task = asyncio.create_task(supervisor.run())
-        try:
-            yield supervisor, task
-        finally:
-            supervisor.stop(now=True)
-            await asyncio.wait_for(task, LIMIT_S)
-            box.detach()
-
-
-async def event(supervisor: Supervisor, kind: str, count: int = 1, **facts: Any) -> dict[str, Any]:
-    """Return the count-th event with this type and facts. Fails if it does not arrive."""
-
-    async def wait() -> dict[str, Any]:
-        while True:
-            of_kind = (item for item in supervisor.events.ring if item["type"] == kind)
-            found = [item for item in of_kind if facts.items() <= item.items()]
-            if len(found) >= count:
-                return found[count - 1]
-            await supervisor.events.wait()
-
-    return await asyncio.wait_for(wait(), LIMIT_S)
 
 
 async def test_a_start_becomes_ready_and_ends_with_nothing_left(logged_spec: Any, play: Play) -> None:
@@ -195,7 +151,7 @@ async def test_a_worker_that_dies_repeatedly_is_not_restarted(logged_spec: Any, 
         assert supervisor.children["worker-0"].incarnation == 3
         assert supervisor.children["api"].is_running
         waits = [(await event(supervisor, "child.restarting", n))["after_s"] for n in (1, 2)]
-        assert waits == [0.01, 0.02]
+        assert waits == [0.0, 0.02], "at once after its service, then later and later"
 
 
 def test_restarts_back_off_and_are_limited_to_five_in_ten_minutes() -> None:
@@ -293,17 +249,40 @@ async def test_a_restart_during_a_back_off_leaves_one_process_of_each_name(logge
         await event(supervisor, "deployment.ready")
         worker = supervisor.children["worker-0"]
         os.kill(worker.pid or 0, signal.SIGKILL)
-        await event(supervisor, "child.died")
-        supervisor.ask_restart()
         await event(supervisor, "deployment.ready", 2)
-        os.kill(worker.pid or 0, signal.SIGKILL)
+        os.kill(worker.pid or 0, signal.SIGKILL)  # the second death in a short time
+        await event(supervisor, "child.died", 2)
+        supervisor.ask_restart()
         await event(supervisor, "deployment.ready", 3)
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        await event(supervisor, "deployment.ready", 4)
         spawned = [
             e["incarnation"]
             for e in supervisor.events.ring
             if e["type"] == "child.spawned" and e["child"] == "worker-0"
         ]
-        assert spawned == [1, 2, 3]
+        assert spawned == [1, 2, 3, 4]
+
+
+async def test_a_child_that_served_for_long_restarts_at_once_each_time(logged_spec: Any, play: Play) -> None:
+    pace = Pace(watch_s=0.1, backoff_s=(1.0, 5.0), stop_s=3.0, lived_s=0.0)
+    async with running(logged_spec(), pace) as (supervisor, _):
+        for count in (1, 2, 3):
+            await event(supervisor, "deployment.ready", count)
+            os.kill(supervisor.children["worker-0"].pid or 0, signal.SIGKILL)
+            assert (await event(supervisor, "child.restarting", count))["after_s"] == 0.0
+
+
+async def test_a_child_that_dies_before_it_serves_again_waits(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec(), Pace(watch_s=0.1, backoff_s=(0.01, 0.02), stop_s=3.0, lived_s=0.0)) as (
+        supervisor,
+        _,
+    ):
+        await event(supervisor, "deployment.ready")
+        play(worker_0={"phase": "kv", "how": "exit", "lives": 2})
+        os.kill(supervisor.children["worker-0"].pid or 0, signal.SIGKILL)
+        assert (await event(supervisor, "child.restarting"))["after_s"] == 0.0
+        assert (await event(supervisor, "child.restarting", 2))["after_s"] == 0.02
 
 
 async def test_a_second_restart_is_refused_and_the_first_ends_as_it_began(logged_spec: Any, play: Play) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec
     from mstar_core.messages.telemetry import EdgeNews, MetricSample
     from mstar_core.supervisor.child import Child as Process
+    from mstar_core.supervisor.standby import Standby
 
 PARTS_S: Final = 0.25
 """Interval between updates of nodes, edges, ranks and the head. Each refresh updates requests."""
@@ -56,6 +57,7 @@ BUSY: Final = 0.5
 """Least share of time in steps of a node that is marked as the bottleneck."""
 
 SUPERVISOR: Final = "supervisor"
+STANDBY: Final = "standby"
 
 
 class PublishedSupervisor(Protocol):
@@ -72,6 +74,7 @@ class PublishedSupervisor(Protocol):
     last_failure: dict[str, Any] | None
     values: dict[str, float]
     children: dict[str, Process]
+    standby: Standby
 
 
 class StatePublisher:
@@ -188,7 +191,8 @@ class StatePublisher:
 
     def _look(self, now: float) -> None:
         pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
-        self._loads = {name: self._processes.read(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
+        own = {SUPERVISOR: os.getpid(), STANDBY: self._view.standby.pid}
+        self._loads = {name: self._processes.read(pid, now) for name, pid in {**pids, **own}.items()}
         # A dead process that was not reaped yet has no memory: keep its last reading for the death record.
         self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
         self._kills.sample(now)
@@ -358,14 +362,19 @@ class StatePublisher:
     def _put_children(self) -> None:
         for name, child in self._view.children.items():
             self.hub.put("children", name, self._child(child))
-        for name in [name for name in self.hub.store.children if name not in self._view.children]:
-            if name != SUPERVISOR:
-                self.hub.remove("children", name)
-        load = self._loads.get(SUPERVISOR, NO_LOAD)
-        me = ChildStatus(
-            name=SUPERVISOR, state="ready", pid=os.getpid(), core=load.core, resident_bytes=load.resident_bytes
-        )
-        self.hub.put("children", SUPERVISOR, me)
+        standby = self._view.standby
+        own = {SUPERVISOR: self._own(SUPERVISOR, os.getpid(), "ready")}
+        if standby.pid is not None:
+            own[STANDBY] = self._own(STANDBY, standby.pid, "ready" if standby.is_ready else "spawned")
+        for name in [name for name in self.hub.store.children if name not in {*self._view.children, *own}]:
+            self.hub.remove("children", name)
+        for name, status in own.items():
+            self.hub.put("children", name, status)
+
+    def _own(self, name: str, pid: int, state: str) -> ChildStatus:
+        """Return the status of the supervisor or the standby process, which have no mailbox among the children."""
+        load = self._loads.get(name, NO_LOAD)
+        return ChildStatus(name=name, state=state, pid=pid, core=load.core, resident_bytes=load.resident_bytes)
 
     def _child(self, child: Process) -> ChildStatus:
         load = self._loads.get(child.name, NO_LOAD) if child.is_running else NO_LOAD
