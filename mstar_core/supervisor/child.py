@@ -260,9 +260,9 @@ class Pace:
     ping_s: between pings; ten missed ones end a child. watch_s: between checks of progress. publish_s: between updates
     of the hub. stop_s: for children to end by themselves. backoff_s: before the first, second ... restart within
     window_s. A child that was ready, and the api, restarts at once the first time, and whenever it has been ready and
-    lived for lived_s. A deployment is unhealthy after restarts_max of one child within window_s. stacks_s: for a stuck child to write its stacks. cause_s:
-    for other children to die of the same cause. standby_s: from ready to the start of a standby process, and
-    standby_retry_s from the end of one that was not used.
+    lived for lived_s. A deployment is unhealthy after restarts_max of one child within window_s. stacks_s: for a stuck
+    child to write its stacks. cause_s: for other children to die of the same cause. standby_s: from ready to the start
+    of a standby process, and standby_retry_s from the end of one that was not used.
     """
 
     ping_s: float = 1.0

@@ -122,7 +122,7 @@ async def running(
         Courier(context, codec) as courier,
         Mailbox(context, endpoint, codec) as box,
     ):
-        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace, standby)
+        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace, standby=standby)
         box.attach(loop, supervisor.on_batch)
         task = asyncio.create_task(supervisor.run())
         try:
