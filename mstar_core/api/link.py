@@ -42,6 +42,7 @@ from mstar_core.process.failures import log_lost
 from mstar_core.process.life import SUPERVISOR, ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport, loan_of
 from mstar_core.transport.dtypes import Array
+from mstar_core.transport.room import Room
 
 TURN_S: Final = 0.1
 """Interval of heartbeats and telemetry."""
@@ -85,6 +86,7 @@ class Link:
         self.attempts = Attempts(
             registry=registry, queues=self.output_queues, metrics=metrics, submit=self.submit, clock=clock
         )
+        self._room = Room(self._tensors.arena)
         self.life = ChildLife(
             "api",
             incarnation,
@@ -131,12 +133,25 @@ class Link:
         """Lend an array to a request until `release`, whichever processes run it or die meanwhile. Raises ArenaFull."""
         return self._tensors.put(array, REQUEST)
 
+    def has_room(self, arrays: Sequence[Array]) -> bool:
+        """Return whether these arrays can be lent at once."""
+        sizes = self._lent_bytes(arrays)
+        return not sizes or self._room.has(sizes)
+
+    async def wait_for_room(self, arrays: Sequence[Array]) -> None:
+        """Wait until these arrays can be lent. Raises ArenaFull if they can never be."""
+        await self._room.wait(self._lent_bytes(arrays))
+
+    def _lent_bytes(self, arrays: Sequence[Array]) -> list[int]:
+        return [array.nbytes for array in arrays if array.nbytes > self._tensors.inline_bytes]
+
     def release(self, refs: Sequence[TensorRef]) -> None:
         """Free the tensors of a request that has ended, whichever process still holds them."""
         for ref in refs:
             loan = loan_of(ref)
             if loan is not None:
                 self._tensors.release(loan.slot, loan.generation)
+        self._room.freed()
 
     def submit(self, request: NewRequest) -> None:
         """Send a request to the conductor. Raises WorkerLost if it is gone, TransportError if its queue is full."""
@@ -229,6 +244,7 @@ class Link:
             case TensorFreed():
                 for slot, generation in message.slots:
                     self._tensors.release(slot, generation)
+                self._room.freed()
             case PeerUp():
                 self._peer_up(message)
             case PeerDown():
@@ -348,6 +364,7 @@ class Link:
         for output_queue in self.output_queues.values():
             output_queue.worker_down(message.name, message.public)
         self._tensors.reclaim(message.name, message.incarnation)
+        self._room.freed()
 
     def _service_state(self, message: ServiceState) -> None:
         deployment = self.deployment

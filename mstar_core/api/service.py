@@ -29,7 +29,7 @@ from mstar_core.api.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
-from mstar_core.errors import Cancelled, MstarError, TimedOut
+from mstar_core.errors import ArenaFull, Cancelled, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
@@ -249,7 +249,7 @@ class Service:
             try:
                 inputs = await self._prepared(call, place, live, shared)
                 self.metrics.queue_s.observe(self.clock() - live.started)
-                self._submit(call, live, inputs, refs)
+                await self._begin(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 stops = StopStrings(call.stops) if call.stops else None
                 encoder = OutputEncoder(
@@ -307,6 +307,20 @@ class Service:
     def _run(self, live: LiveRequest) -> None:
         live.state = "running"
         self.telemetry.admitted(live)
+
+    async def _begin(self, call: ParsedRequest, live: LiveRequest, inputs: Inputs, refs: list[TensorRef]) -> None:
+        """Submit a request once there is room for its inputs, which other requests free when they end."""
+        arrays = [*inputs.arrays.values(), *(array for segment in inputs.segments for array in segment.arrays.values())]
+        while True:
+            if not self.link.has_room(arrays):
+                await live.until(self.link.wait_for_room(arrays), self.clock)
+            try:
+                self._submit(call, live, inputs, refs)
+            except ArenaFull:  # others took the room in between
+                self.link.release(refs)
+                refs.clear()
+            else:
+                return
 
     def _submit(self, call: ParsedRequest, live: LiveRequest, inputs: Inputs, refs: list[TensorRef]) -> None:
         def lend(arrays: Any) -> dict[str, TensorRef]:

@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -95,6 +95,31 @@ class _Loan:
     size_bytes: int
     generation: int
     to: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Growth:
+    """Memory that an arena has claimed and not yet committed. fd: of its own, so that a thread may commit it."""
+
+    offset: int
+    size: int
+    fd: int
+    memory: mmap.mmap
+    is_committed: bool = False
+
+    def commit(self) -> OSError | None:
+        """Take the memory from the system. Returns the error if there is none. May run in a thread."""
+        try:
+            os.posix_fallocate(self.fd, self.offset, self.size)  # fails here instead of a SIGBUS at first touch
+        except OSError as error:
+            return error
+        finally:
+            os.close(self.fd)
+        with contextlib.suppress(OSError, ValueError):  # older kernels map the pages at first touch
+            for start in range(0, self.size, MIB):  # in pieces, because the call keeps the interpreter lock
+                self.memory.madvise(MADV_POPULATE_WRITE, self.offset + start, min(MIB, self.size - start))
+        self.is_committed = True
+        return None
 
 
 class Arena(Closing):
@@ -211,7 +236,7 @@ class Arena(Closing):
         if self._memory.closed:
             raise TransportError("the shared memory of this process is closed", self.owner_name)
         if not self._free_slots:
-            raise self._full(size, f"all {self.slots} slots are lent")
+            raise self.full(size, f"all {self.slots} slots are lent")
         offset = self._free.take(size)
         if offset is None:
             self._grow(size - self._free.tail_bytes(self._end), needed=size)
@@ -242,21 +267,45 @@ class Arena(Closing):
         self._free.give(loan.offset, loan.size_bytes)
         self._free_slots.append(slot)
 
+    def has_room(self, sizes: Sequence[int]) -> bool:
+        """Return whether tensors of these sizes, in bytes, can be lent without more memory."""
+        return len(sizes) <= len(self._free_slots) and self._free.largest_bytes >= _room_of(sizes)
+
+    def claim_for(self, sizes: Sequence[int]) -> Growth:
+        """Claim memory for tensors of these sizes, so that they fit into one piece. Call `settle` after its `commit`.
+
+        Raises ArenaFull.
+        """
+        needed = _room_of(sizes)
+        if len(sizes) > len(self._free_slots):
+            raise self.full(needed, f"{len(self._free_slots)} of {self.slots} slots are free")
+        return self._claim(needed - self._free.tail_bytes(self._end), needed)
+
+    def settle(self, growth: Growth) -> None:
+        """Take memory that was committed into use, or forget a claim that failed."""
+        if growth.is_committed:
+            self._free.give(growth.offset, growth.size)
+        elif growth.offset + growth.size == self._end:
+            self._end = growth.offset
+
     def _grow(self, missing: int, needed: int | None = None) -> None:
+        growth = self._claim(missing, needed or missing)
+        error = growth.commit()
+        self.settle(growth)
+        if error is not None:
+            raise self.full(needed or missing, f"the system has no memory: {error.strerror}") from error
+
+    def _claim(self, missing: int, needed: int) -> Growth:
         room = self._base + self.max_bytes - self._end
         if missing > room:
-            raise self._full(needed or missing, f"the limit is {self.max_bytes} bytes")
+            raise self.full(needed, f"the limit is {self.max_bytes} bytes")
         step = min(_round_up(missing, self.segment_bytes), room)
-        try:
-            os.posix_fallocate(self._fd, self._end, step)  # fails here instead of a SIGBUS at first touch
-        except OSError as error:
-            raise self._full(needed or missing, f"the system has no memory: {error.strerror}") from error
-        with contextlib.suppress(OSError):  # older kernels map the pages at first touch
-            self._memory.madvise(MADV_POPULATE_WRITE, self._end, step)
-        self._free.give(self._end, step)
+        growth = Growth(offset=self._end, size=step, fd=os.dup(self._fd), memory=self._memory)
         self._end += step
+        return growth
 
-    def _full(self, needed: int, why: str) -> ArenaFull:
+    def full(self, needed: int, why: str) -> ArenaFull:
+        """Return the error for tensors that need so many bytes."""
         room = self._base + self.max_bytes - self._end
         free = max(self._free.largest_bytes, self._free.tail_bytes(self._end) + room)
         return ArenaFull(
@@ -266,6 +315,10 @@ class Arena(Closing):
             needed=needed,
             free=free,
         )
+
+
+def _room_of(sizes: Sequence[int]) -> int:
+    return sum(_round_up(max(size, 1), ALIGN_BYTES) for size in sizes)
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -47,7 +47,7 @@ class TensorTransport(Closing):
 
         Raises TransportError when the socket or the memory cannot be created.
         """
-        self._inline_bytes = inline_bytes
+        self.inline_bytes = inline_bytes
         self.sent_bytes = 0
         self._reader = ArenaReader()
         self.arena = Arena(name, incarnation=incarnation, segment_bytes=segment_bytes, max_bytes=max_bytes)
@@ -80,7 +80,7 @@ class TensorTransport(Closing):
         Raises ArenaFull, TransportError.
         """
         self.sent_bytes += array.nbytes
-        if array.nbytes <= self._inline_bytes:
+        if array.nbytes <= self.inline_bytes:
             return inline(array, dtype)
         return self.arena.put(array, to, dtype=dtype)
 

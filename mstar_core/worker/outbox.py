@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import msgspec
 import torch
 
-from mstar_core.errors import MstarError
+from mstar_core.errors import ArenaFull, MstarError
 from mstar_core.messages.flow import (
     CacheMoved,
     Drawn,
@@ -26,10 +27,11 @@ from mstar_core.messages.flow import (
 )
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
-from mstar_core.messages.tensors import PeerTensor, TensorRef
+from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
+from mstar_core.transport.tensors import inline
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
 from mstar_core.worker.journal import Journal
 from mstar_core.worker.peer_memory.arrivals import handles_of, refs_of
@@ -41,6 +43,12 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import CacheState
 
 log = logging.getLogger(__name__)
+
+INLINE_IF_FULL: Final = 4 << 20
+"""Largest tensor that goes inside its message while shared memory is full, so that streams go on."""
+
+PART_BYTES: Final = 8 << 20
+"""Size of the tensors inside one message from which the next outputs go into another one; half of the limit."""
 
 M = TypeVar("M")
 
@@ -237,9 +245,13 @@ class Outbox:
         without_outputs: set[int] = set()  # the conductor would take those for finished
         if outputs or turn.finished or turn.drawn:
             self.sent_outputs += len(outputs)
-            message = Outputs(worker=self._name, items=outputs, finished=turn.finished, drawn=turn.drawn)
-            if not self._send(API, message):
-                without_outputs.update(_handles(message))
+            first, *others = _parts(outputs)
+            messages = [Outputs(worker=self._name, items=first, drawn=turn.drawn)]
+            messages += [Outputs(worker=self._name, items=part) for part in others]
+            messages[-1] = msgspec.structs.replace(messages[-1], finished=turn.finished)
+            for message in messages:
+                if not self._send(API, message):
+                    without_outputs.update(_handles(message))
         sent = monotonic() if turn.ids or turn.values else 0.0
         for (rank, stream), (handles, indices, ids) in turn.ids.items():
             self._send(
@@ -322,7 +334,12 @@ class Outbox:
 
     def _put(self, tensor: Tensor, to: str) -> TensorRef:
         array, dtype = to_array(tensor)
-        return self._transport.put(array, to, dtype=dtype)
+        try:
+            return self._transport.put(array, to, dtype=dtype)
+        except ArenaFull:
+            if array.nbytes > INLINE_IF_FULL:
+                raise
+            return inline(array, dtype)
 
     def _send(self, name: str, message: Message) -> bool:
         """Send a message. The requests of one that cannot be sent fail, and its loans end.
@@ -339,6 +356,19 @@ class Outbox:
         for loan in filter(None, map(loan_of, _refs(message))):
             self.release(loan.slot, loan.generation)
         return False
+
+
+def _parts(outputs: list[Output]) -> list[list[Output]]:
+    """Divide outputs, in order, so that each message stays below the limit. At least one part, which may be empty."""
+    parts: list[list[Output]] = [[]]
+    size = 0
+    for output in outputs:
+        size += len(output.ref.data) if isinstance(output.ref, InlineTensor) else 0
+        if size > PART_BYTES and parts[-1]:
+            parts.append([])
+            size = len(output.ref.data) if isinstance(output.ref, InlineTensor) else 0
+        parts[-1].append(output)
+    return parts
 
 
 def _handles(message: Message) -> set[int]:

@@ -13,6 +13,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ import pytest
 
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.tensors import InlineTensor
+from mstar_core.transport import TensorTransport
 from tests.api.conftest import LIMIT_S, Started
 from tests.fakes import media
 from tests.fakes.conductor import echo
@@ -97,6 +99,31 @@ def read_all(connection: socket.socket) -> bytes:
             break
         data += piece
     return bytes(data)
+
+
+async def test_a_request_waits_for_room_in_shared_memory_and_ends_no_other(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "mstar_core.api.link.TensorTransport", partial(TensorTransport, max_bytes=4096, inline_bytes=-1)
+    )
+    form = {"text": "x" * 400, "streaming": "false"}  # its ids fit once
+    async with started(model=SPEC) as api:
+        runs = asyncio.create_task(api.client.post("/generate", data=form))
+        first = await api.fake.next_request()
+        waits = asyncio.create_task(api.client.post("/generate", data=form))
+        late = await api.client.post("/generate", data={**form, "timeout_s": "0.3"})
+        assert told(late) == (504, "timeout") and len(api.fake.requests) == 1
+        gone = asyncio.create_task(api.client.post("/generate", data={**form, "request_id": "gone"}))
+        await api.until(lambda: len(api.process.registry) == 3)
+        assert told(await api.client.post("/v1/requests/gone/cancel")) == (200, "")
+        assert told(await gone)[0] == 499
+        api.fake.finish(first.handle)
+        assert told(await runs) == (200, "")
+        second = await api.fake.next_request(2)
+        api.fake.finish(second.handle)
+        assert told(await waits) == (200, "")
+        await api.until(lambda: api.service_is_clean)
 
 
 async def test_an_output_that_cannot_be_read_fails_its_request_and_no_other_of_its_message(started: Started) -> None:

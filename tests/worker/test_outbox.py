@@ -126,7 +126,7 @@ def test_a_stream_item_keeps_its_place_among_control_messages(setup: Setup) -> N
 
 
 def test_a_value_without_room_fails_its_request_alone(setup: Setup) -> None:
-    setup.outbox.value(1, 7, 1, 0, "features", [], torch.ones(2))
+    setup.outbox.value(1, 7, 1, 0, "features", [], torch.ones(1 << 21))
     setup.outbox.value(1, 8, 1, 0, "absent", [], None)
     setup.transport.is_full = True
     setup.finish()
@@ -180,3 +180,17 @@ def test_messages_to_a_process_that_has_ended_fail_nothing_and_keep_no_loan(setu
     setup.finish()
     setup.outbox.flush()
     assert setup.sent == [] and not setup.transport.lent
+
+
+def test_streams_go_on_while_shared_memory_is_full(setup: Setup) -> None:
+    setup.transport.lends = setup.transport.is_full = True
+    for number in range(9):
+        setup.outbox.output(number, 0, "image", "image", torch.full((1 << 19,), number), {})  # 4 MiB each
+        setup.finish()
+    setup.outbox.finished(8, 1, {}, 0)
+    setup.outbox.flush()
+    assert set(setup.kinds) == {Outputs}
+    sent = [message for _, message in setup.sent]
+    assert [[item.handle for item in message.items] for message in sent] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+    assert all(int(inline_array(item.ref)[0]) == item.handle for message in sent for item in message.items)
+    assert [len(message.finished) for message in sent] == [0, 0, 0, 0, 1], "the end comes with the last outputs"
