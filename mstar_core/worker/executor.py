@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,7 +51,7 @@ from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves
 from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, loop_spec
-from mstar_core.worker.journal import draws_id
+from mstar_core.worker.journal import PlaceLog, draws_id
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.arrivals import refs_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
@@ -606,7 +607,9 @@ class Executor:
                 request, task, inputs, wanted, branch, sample=sample, rows=rows, content=content, numbers=numbers
             )
             if sample and run.is_journaled and draws_id(task, job.outputs):
-                entry.log, job.known = self._outbox.journal.of_draw(run, request.handle, task.name)
+                draw = run.next_draw(task.name)
+                entry.log, job.known = self._outbox.journal.of_draw(request.handle, *draw)
+                run.note_drawn(task.name, 1)
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
     def _fire_chunk(
@@ -665,14 +668,24 @@ class Executor:
         ports, rows = wanted_ports(request, run, task), run.message.rows
         runner, log = self._jobs.runner(task), None
         if run.is_journaled:
-            known_ports = runner.journal_ports(spec)
-            log, spec = self._outbox.journal.of_loop(run, request.handle, loop.name, task.node.spec, spec, known_ports)
+            log, spec = self._logged(request, run, loop.name, task, spec)
         job = self._jobs.make(request, task, inputs, ports, branch, sample=True, rows=rows)
         job.loop = spec
         entry = loop_job(request, run, fire, task, self._streams, self._clock(), log)
         self._jobs.submit(runner, job, entry)
         if entry.feed is not None:
             self._streams.feed(request, entry.feed, feeder(runner, job.key))
+
+    def _logged(
+        self, request: WorkerRequest, run: ActiveRun, name: str, task: CompiledTask, spec: LoopSpec
+    ) -> tuple[PlaceLog | None, LoopSpec]:
+        """Return the log of a loop's ids, if it draws any that count, and the loop with the ids that are known."""
+        sampling, ports = task.node.spec.sampling, self._jobs.runner(task).journal_ports(spec)
+        if ports is None or sampling is None or sampling.port not in spec.carry:
+            return None, spec
+        draw = run.next_draw(name)
+        log, known = self._outbox.journal.of_loop(request.handle, *draw, task.node.spec, ports)
+        return log, replace(spec, known=known, host_emit=tuple(dict.fromkeys((*spec.host_emit, *ports))))
 
     def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
         return [(name, runner) for name, runner in self._runners.items() if name in request.homes]

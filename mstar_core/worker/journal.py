@@ -7,7 +7,7 @@ by the executor. Cost model: one append per drawn id, and one record per place a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mstar_core.engine.base import LoopSpec
     from mstar_core.graph.compile.compiled import CompiledTask
     from mstar_core.graph.declare.nodes import NodeSpec
-    from mstar_core.worker.state.request import ActiveRun
 
 INTERVAL_S: Final = 0.25
 """Longest time that an id waits here while no message leaves."""
@@ -78,29 +76,24 @@ class Journal:
         self._waiting: list[PlaceLog] = []
         self._since = 0.0
 
-    def of_draw(self, run: ActiveRun, handle: int, name: str) -> tuple[PlaceLog, int | None]:
-        """Return the log of the next draw of a node's tasks in a run, and its id if that is known."""
-        number = run.drawn.get(name, 0)
-        known = run.message.known.get(name, [])[number : number + 1]
-        run.note_drawn(name, 1)
-        log = PlaceLog(self, handle, f"{run.message.place}/{name}", number, left_out=len(known))
+    def of_draw(self, handle: int, place: str, start: int, known: Sequence[int]) -> tuple[PlaceLog, int | None]:
+        """Return the log of the next draw of a node's tasks, and its id if that is known.
+
+        start: number of that id at its place. known: ids that are given from that one on.
+        """
+        log = PlaceLog(self, handle, place, start, left_out=len(known[:1]))
         return log, known[0] if known else None
 
     def of_loop(
-        self, run: ActiveRun, handle: int, name: str, node: NodeSpec, loop: LoopSpec, ports: Sequence[str] | None
-    ) -> tuple[PlaceLog | None, LoopSpec]:
-        """Return the log of a loop that begins in a run, and the loop with the ids that are known.
+        self, handle: int, place: str, start: int, known: Sequence[int], node: NodeSpec, ports: Sequence[str]
+    ) -> tuple[PlaceLog, tuple[int, ...]]:
+        """Return the log of a loop that begins, and the ids that it is given, in whole iterations.
 
-        ports: see `NodeRunner.journal_ports`; their values come to the host.
+        start: number of its first id. known: ids that are given from that one on. ports: see NodeRunner.
         """
-        if ports is None or node.sampling is None or node.sampling.port not in loop.carry:
-            return None, loop
-        start, width = run.drawn.get(name, 0), 1 + sum(prod(map(int, node.port(port).shape)) for port in ports)
-        known = tuple(run.message.known.get(name, [])[start:])
-        known = known[: len(known) // width * width]
-        place = f"{run.message.place}/{name}"
-        log = PlaceLog(self, handle, place, start + len(known), tuple(ports), width, left_out=len(known))
-        return log, replace(loop, known=known, host_emit=tuple(dict.fromkeys((*loop.host_emit, *ports))))
+        width = 1 + sum(prod(map(int, node.port(port).shape)) for port in ports)
+        whole = tuple(known[: len(known) // width * width])
+        return PlaceLog(self, handle, place, start + len(whole), tuple(ports), width, len(whole)), whole
 
     def add(self, log: PlaceLog) -> None:
         """Let a place wait that has its first new id."""

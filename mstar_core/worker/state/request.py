@@ -6,7 +6,7 @@ Owned by the executor; `Executor.close` frees everything of a request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,6 +100,11 @@ class ActiveRun:
     def is_journaled(self) -> bool:
         """Whether the journal takes its draws; those of several candidates do not count."""
         return bool(self.message.place) and self.message.rows == 1
+
+    def next_draw(self, name: str) -> tuple[str, int, Sequence[int]]:
+        """Return place and number of the next id of a loop or node, and the ids that are given from that one on."""
+        start = self.drawn.get(name, 0)
+        return f"{self.message.place}/{name}", start, self.message.known.get(name, [])[start:]
 
     def note_drawn(self, name: str, count: int) -> None:
         """Count ids of a loop or node."""
