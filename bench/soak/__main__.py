@@ -109,7 +109,7 @@ async def under_load(options: argparse.Namespace, crowds: list[Crowd], killer: K
     if killer.can_roll:
         duties.append(killer.roll_forever(options.restart_s, watch.began_s))
     beside = [asyncio.create_task(duty) for duty in duties]
-    clients = asyncio.gather(*(crowd.run(end_s) for crowd in crowds))
+    clients = asyncio.create_task(all_clients(crowds, end_s))
     try:
         await asyncio.wait([clients, *beside], return_when=asyncio.FIRST_COMPLETED)
         if not clients.done():
@@ -121,7 +121,15 @@ async def under_load(options: argparse.Namespace, crowds: list[Crowd], killer: K
         for task in beside:
             with suppress(asyncio.CancelledError):
                 await task
+    await killer.settle()
     await watch.lull()
+
+
+async def all_clients(crowds: list[Crowd], end_s: float) -> None:
+    """Run the clients of all deployments until `end_s`."""
+    async with asyncio.TaskGroup() as group:
+        for crowd in crowds:
+            group.create_task(crowd.run(end_s))
 
 
 async def tell_forever(crowds: list[Crowd], killer: Killer, watch: Watch) -> None:

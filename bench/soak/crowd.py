@@ -44,7 +44,7 @@ class Outcome:
 class Crowd:
     """The clients of one deployment. cancelled: the share of requests that their clients end early.
 
-    rate: requests in a second; set by `measure`. references: undisturbed answers by sample.
+    rate: requests in a second; set by `measure`. references: undisturbed answers by sample. errors: of these clients.
     """
 
     served: Served
@@ -54,6 +54,7 @@ class Crowd:
     rate: float = 1.0
     references: dict[str, Answer] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     held_back: int = 0
     _running: set[asyncio.Task[None]] = field(default_factory=set)
     _number: int = 0
@@ -95,7 +96,7 @@ class Crowd:
                     continue
                 task = asyncio.create_task(self._one(client))
                 self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                task.add_done_callback(self._ended)
             await self.idle()
 
     async def idle(self) -> None:
@@ -113,6 +114,12 @@ class Crowd:
     def counts(self) -> Counter[str]:
         """Return the number of requests by outcome."""
         return Counter(outcome.kind for outcome in self.outcomes)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.errors.append(f"{type(error).__name__}: {error}")
 
     def _client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -157,8 +164,8 @@ class Crowd:
             return
         try:
             await client.post(f"/v1/requests/{id_}/cancel")
-        except httpx.ConnectError:
-            raise
+        except httpx.ConnectError as error:
+            self.errors.append(f"no connection for a cancel: {error}")
         except httpx.TransportError:
             return  # the api died with this call; the request itself is judged by its stream
 

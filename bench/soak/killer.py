@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -31,6 +31,8 @@ class Killer:
     deaths: list[dict[str, Any]] = field(default_factory=list)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     can_roll: bool = False
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _running: set[asyncio.Task[bool]] = field(default_factory=set)
 
     def ask_for_rolling(self) -> None:
         """Find out whether this version restarts deployments without a gap."""
@@ -45,19 +47,34 @@ class Killer:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             for _ in range(len(self.deployments) * len(KINDS)):
                 served, kind = next(turn)
-                if await asyncio.to_thread(self._kill, served, kind, began_s):
+                if await self._by_itself(self._kill, served, kind, began_s):
                     break
 
     async def roll_forever(self, every_s: float, began_s: float) -> None:
         """Restart the processes of one deployment after another, each `every_s` seconds. Ends when cancelled."""
         for served in cycle(self.deployments):
             await asyncio.sleep(every_s)
-            await self.roll(served, began_s)
+            await self._by_itself(self._roll, served, began_s)
 
-    async def roll(self, served: Served, began_s: float) -> None:
+    async def settle(self) -> None:
+        """Wait for the end of a kill or restart that is in progress."""
+        await asyncio.gather(*self._running)
+
+    async def _by_itself(self, work: Callable[..., bool], *arguments: object) -> bool:
+        """Run a kill or a restart on a thread, one at a time and to its end, also if its caller is cancelled."""
+        task = asyncio.create_task(self._locked(work, arguments))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _locked(self, work: Callable[..., bool], arguments: tuple[object, ...]) -> bool:
+        async with self._alone:
+            return await asyncio.to_thread(work, *arguments)
+
+    def _roll(self, served: Served, began_s: float) -> bool:
         """Restart the processes of a deployment without a gap, and record how it ended."""
         start = time.monotonic()
-        done = await asyncio.to_thread(served.mstarctl, "restart", served.plan.name, "--rolling", "--yes")
+        done = served.mstarctl("restart", served.plan.name, "--rolling", "--yes")
         self.restarts.append(
             {
                 "deployment": served.plan.name,
@@ -67,6 +84,7 @@ class Killer:
                 "message": done.stderr.strip()[-300:],
             }
         )
+        return True
 
     async def wait_back(self, served: Served) -> float:
         """Wait until every process of a deployment is ready. Returns the seconds, or infinity after `BACK_S`."""

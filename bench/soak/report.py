@@ -68,6 +68,7 @@ def failures(crowds: Sequence[Crowd], killer: Killer, figures: dict[str, Any]) -
         for kind, count in crowd.counts().items():
             if kind not in FINE + REFUSED:
                 yield f"{crowd.name}: {count} requests ended with: {kind}"
+        yield from (f"{crowd.name}: {error}" for error in crowd.errors[:5])
         wrong = [outcome for outcome in crowd.outcomes if outcome.flaws]
         if wrong:
             yield f"{crowd.name}: {len(wrong)} answers differ from the undisturbed ones, such as {described(wrong[0])}"
