@@ -216,6 +216,12 @@ def request_ids(incomplete: str) -> list[str]:
 
 
 @_quiet
+def rank_words(incomplete: str) -> list[str]:
+    """Complete deployments and their ranks, for arguments `[NAME] RANK`."""
+    return [*deployment_names(""), *_parts(("ranks",)).get("ranks", {})]
+
+
+@_quiet
 def process_names(incomplete: str) -> list[str]:
     """Complete processes for `logs --from`."""
     ranks = _parts(("ranks",)).get("ranks", {})

@@ -45,6 +45,13 @@ VERBS: tuple[Verb, ...] = (
         DEPLOYMENTS,
     ),
     Verb("restart", "mstarctl.commands.restart:restart", "Restart a deployment's processes.", DEPLOYMENTS),
+    Verb(
+        "cordon",
+        "mstarctl.commands.cordon:cordon",
+        "Send a rank no new requests; those that it has finish.",
+        DEPLOYMENTS,
+    ),
+    Verb("uncordon", "mstarctl.commands.cordon:uncordon", "Send a rank new requests again.", DEPLOYMENTS),
     Verb("drain", "mstarctl.commands.drain:drain", "Refuse new requests; those in flight finish.", DEPLOYMENTS),
     Verb("resume", "mstarctl.commands.resume:resume", "Accept new requests again after a drain.", DEPLOYMENTS),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),

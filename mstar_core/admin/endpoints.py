@@ -169,9 +169,26 @@ ENDPOINTS: Final = (
         name="restart",
         method="POST",
         path="/v1/deployment/restart",
-        doc="Drain, then restart every process.",
+        doc="Drain, then restart every process; with `rolling`, restart one after the other and serve meanwhile.",
+        parameters=(Parameter("rolling", "1: one process or tensor-parallel group after the other", "integer"),),
         status=202,
         errors=(409, 503),
+    ),
+    Endpoint(
+        name="cordon",
+        method="POST",
+        path="/v1/ranks/{id}/cordon",
+        doc="Send a rank no new requests; those that it has finish within the drain limit.",
+        status=202,
+        errors=(404, 409),
+    ),
+    Endpoint(
+        name="uncordon",
+        method="POST",
+        path="/v1/ranks/{id}/uncordon",
+        doc="Send a rank new requests again.",
+        status=202,
+        errors=(404,),
     ),
     Endpoint(
         name="stop",
@@ -260,7 +277,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.doc,
-        "parameters": [_in_path(endpoint)] * ("{id}" in endpoint.path) + [_in_query(p) for p in endpoint.parameters],
+        "parameters": [*_in_path(endpoint), *map(_in_query, endpoint.parameters)],
         "responses": {
             str(endpoint.status): {"description": HTTPStatus(endpoint.status).phrase, "content": {media: {}}},
             **{
@@ -283,9 +300,16 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _in_path(endpoint: Endpoint) -> dict[str, Any]:
-    what = "a request" if "requests" in endpoint.path else "a recording"
-    return {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}, "description": f"id of {what}"}
+_NAMED: Final = {"requests": "a request", "recordings": "a recording", "ranks": "a rank"}
+
+
+def _in_path(endpoint: Endpoint) -> list[dict[str, Any]]:
+    """Return the parameter of a path with `{id}`; none for another."""
+    named = [what for part, what in _NAMED.items() if f"/{part}/{{id}}" in endpoint.path]
+    return [
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}, "description": f"id of {what}"}
+        for what in named
+    ]
 
 
 def _in_query(parameter: Parameter) -> dict[str, Any]:

@@ -32,6 +32,13 @@ def whole(request: Request, name: str, default: int, most: int | None = None) ->
     return int(text)
 
 
+def rank(text: str) -> int:
+    """Return the number of a rank in a path. Raises UsageError."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(f"the rank is {text!r}", hint="send its number")
+    return int(text)
+
+
 def number(request: Request, name: str, default: float | None) -> float | None:
     """Return a parameter that is a non-negative number, or `default`. Raises UsageError."""
     text = request.args.get(name)

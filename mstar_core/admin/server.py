@@ -33,6 +33,7 @@ from mstar_core.admin.messages import (
     ordered,
     parts,
     problem,
+    rank,
     whole,
 )
 from mstar_core.admin.recordings import Recordings
@@ -126,7 +127,9 @@ class AdminServer:
             "drain": self._acts(lambda: target.drain("asked to drain")),
             "resume": self._acts(target.resume),
             "reload": self._reload,
-            "restart": self._acts(target.ask_restart),
+            "restart": self._restart,
+            "cordon": self._cordon,
+            "uncordon": self._uncordon,
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
             "ready": self._checks(lambda state: state in SERVING),
             "snapshot": self._snapshot,
@@ -246,6 +249,17 @@ class AdminServer:
         grace = whole(request, "grace", 0) if "grace" in request.args else None
         now = flag(request, "now")
         return self._act(request, lambda: self._deployment.stop(now=now, reason="asked to stop", grace_s=grace))
+
+    async def _restart(self, request: Request) -> HTTPResponse:
+        if flag(request, "rolling"):
+            return self._acted(request, lambda: {"operation": self._deployment.operations.restart()})
+        return self._act(request, self._deployment.ask_restart)
+
+    async def _cordon(self, request: Request, key: str) -> HTTPResponse:
+        return self._acted(request, lambda: self._deployment.operations.cordon(rank(key)))
+
+    async def _uncordon(self, request: Request, key: str) -> HTTPResponse:
+        return self._acted(request, lambda: self._deployment.operations.uncordon(rank(key)))
 
     async def _reload(self, request: Request) -> HTTPResponse:
         return self._acted(request, self._deployment.reload)

@@ -22,7 +22,8 @@ LONGEST_WAIT_S: Final = 60
 class AdmissionQueue:
     """Slots and queue places of requests. A request holds a place until it ends, and a slot while it runs.
 
-    Invariant: running + waiting + preparing == places held, running <= max_concurrent_requests.
+    Invariant: running + waiting + preparing == places held. No request gets a slot while running is not less than
+    max_concurrent_requests, or while the queue is paused.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class AdmissionQueue:
         self.per_key = per_key
         self.running = 0
         self.places = 0
+        self.is_paused = False
         self._clock = clock
         self._held: Counter[str] = Counter()
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -52,7 +54,12 @@ class AdmissionQueue:
     @property
     def is_free(self) -> bool:
         """Return whether a new request gets a slot immediately; implies that no request waits."""
-        return self.running < self.max_concurrent_requests
+        return self.running < self.max_concurrent_requests and not self.is_paused
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Make new requests wait for a slot, or let them go on."""
+        self.is_paused = is_paused
+        self._admit()
 
     def check(self, key: str = "", count: int = 1) -> None:
         """Raise Overloaded if fewer than `count` places are left. Called before the body is read."""
@@ -101,7 +108,7 @@ class AdmissionQueue:
         return turn
 
     def _admit(self) -> None:
-        while self._waiting and self.running < self.max_concurrent_requests:
+        while self._waiting and self.is_free:
             turn = self._waiting.popleft()
             if not turn.done():
                 self.running += 1

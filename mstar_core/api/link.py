@@ -72,6 +72,9 @@ class Link:
         self.on_stop: Callable[[str], None] | None = None
         self.on_reload: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] | None = None
+        self.on_state: Callable[[DeploymentState], None] = lambda state: None
+        self.running: Callable[[], int] = lambda: len(registry)
+        self.unserved: Callable[[], int] = lambda: 0
         self.gauges: Callable[[], dict[str, float]] = dict
         self.news: Callable[[], tuple[list[RequestNews], list[Span]]] = lambda: ([], [])
         self.spin = spin or Spin()
@@ -97,8 +100,8 @@ class Link:
             clock=clock,
         )
         self._mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, wire)
-        self._reported_drain = 0
         self._next_reconcile = clock() + spec.reconcile_s
+        self._reported_levels: set[int] = set()
         self._reported: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,11 +173,17 @@ class Link:
             log.error("a cancellation could not be sent: %s", error)
 
     def note_change(self) -> None:
-        """Handle a change in the number of requests or of the drain: report a drain as finished after the last one."""
-        drain = self.deployment.drain
-        if drain and drain != self._reported_drain and not len(self._registry):
-            self._reported_drain = drain
-            self._notify_supervisor(Drained(drain=drain))
+        """Handle a change of requests, connections or levels: report a drain, pause or handover that has ended."""
+        deployment, requests = self.deployment, len(self._registry)
+        left = {
+            deployment.drain: requests,
+            deployment.pause: self.running(),
+            deployment.handover: requests + (self.unserved() if deployment.handover else 0),
+        }
+        for number, count in left.items():
+            if number and not count and number not in self._reported_levels:
+                self._reported_levels.add(number)
+                self._notify_supervisor(Drained(drain=number))
 
     def _notify_supervisor(self, message: Message) -> None:
         try:
@@ -187,6 +196,8 @@ class Link:
         self.life.beat(self._clock())  # without work_ready: the api has no steps that could stall
         self._report()
         self._reconcile()
+        if self.deployment.handover:
+            self.note_change()  # connections that end without a request report nothing
         self._check_stop()
         self._timer = self._loop.call_later(TURN_S, self._turn)
 
@@ -369,7 +380,8 @@ class Link:
     def _service_state(self, message: ServiceState) -> None:
         deployment = self.deployment
         deployment.state, deployment.phase, deployment.reason = message.state, message.phase, message.reason
-        deployment.drain = message.drain
+        deployment.drain, deployment.pause, deployment.handover = message.drain, message.pause, message.handover
+        self.on_state(deployment)
         self.note_change()
         if message.state == "unhealthy" and (problem := deployment.problem()) is not None:
             self.attempts.give_up(problem)
@@ -391,14 +403,16 @@ UNHEALTHY_HINT: Final = "its operator has to restart it"
 class DeploymentState:
     """Deployment state as reported by the supervisor. Owned by the link.
 
-    state: starting, ready, draining, unhealthy. reason: why, for clients. drain: number of the drain in progress, 0
-    without one. is_closing: this process ends. down: cause for clients, by name of lost process.
+    state: starting, ready, draining, unhealthy. reason: why, for clients. drain, pause, handover: number of the one in
+    progress, 0 without one. is_closing: this process ends. down: cause for clients, by name of lost process.
     """
 
     state: str = "starting"
     phase: str = ""
     reason: str = ""
     drain: int = 0
+    pause: int = 0
+    handover: int = 0
     is_closing: bool = False
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, str] = field(default_factory=dict)
@@ -415,6 +429,8 @@ class DeploymentState:
             return Unavailable(f"the deployment is unhealthy{reason}", hint=UNHEALTHY_HINT, code="unavailable")
         if self.is_draining:
             return Unavailable("the deployment is draining", hint="new requests are not accepted", code="draining")
+        if self.pause:
+            return None  # they wait in the queue
         if self.down and CONDUCTOR not in self.up:
             return WorkerLost(self.down.get(CONDUCTOR, "the conductor is gone"), hint="it is restarting")
         if self.state == "starting":

@@ -121,6 +121,7 @@ class ApiProcess:
         self.stopped = loop.create_future()
         self.link.on_stop = self.stop
         self.link.on_reload = self._reload
+        self.link.unserved = lambda: 0 if self._listener is None else self._listener.hand_over()
         self.link.attach(loop)
         self.life.phase("pool", total=self.spec.api.pool_processes or 1)
         app = self._make_app(await self._detokenizer())

@@ -188,15 +188,20 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.burst = WriteBatch()
-        self.telemetry = RequestTelemetry(
-            clock, lambda: f"all {self.admission.max_concurrent_requests} slots are in use"
-        )
+        self.telemetry = RequestTelemetry(clock, self._why_waiting)
         self.telemetry.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.telemetry.take
         link.attempts.on_resumed = self.telemetry.resumed
+        link.running = lambda: self.admission.running
+        link.on_state = lambda state: self.admission.pause(is_paused=bool(state.pause))
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
+
+    def _why_waiting(self) -> str:
+        if self.admission.is_paused:
+            return "a process of the deployment is being restarted"
+        return f"all {self.admission.max_concurrent_requests} slots are in use"
 
     def _gauges(self) -> dict[str, float]:
         return {

@@ -22,8 +22,8 @@ from mstar_core.conductor.waiting import WaitingRequests
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import EngineError, PeerStalled, TimedOut, TransportError, WorkerLost
 from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
-from mstar_core.messages.life import PeerDown, PeerReady
-from mstar_core.messages.names import API, rank_of, worker_name
+from mstar_core.messages.life import Cordon, Cordoned, PeerDown, PeerReady
+from mstar_core.messages.names import API, SUPERVISOR, rank_of, worker_name
 from mstar_core.messages.requests import (
     CancelRequest,
     ErrorInfo,
@@ -78,6 +78,8 @@ class Conductor:
         self.progress = Progress(spec)
         self._newest = 0
         self.waiting = WaitingRequests(clock)
+        self._cordon_number = 0
+        self._reported_idle: list[int] | None = None
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
@@ -114,6 +116,8 @@ class Conductor:
                 self._worker_ready(message)
             case PeerDown():
                 self._peer_down(message)
+            case Cordon():
+                self._cordon(message)
             case _:
                 self.unknown += 1
 
@@ -384,6 +388,8 @@ class Conductor:
             attempt(self._send.send, worker_name(rank), CloseRequest(handle=request.handle))
         for run in request.partitions.values():
             attempt(run.generator.close)
+        if self.router.cordoned:
+            attempt(self._report_cordons)
 
     # peers
 
@@ -391,24 +397,48 @@ class Conductor:
         rank = rank_of(message.name)
         if rank is not None:
             self.router.ready.add(rank)
-            for waiting in self.waiting.take_all():
-                self._admit(waiting)
+            self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        for waiting in self.waiting.take_all():
+            self._admit(waiting)
 
     def _peer_down(self, message: PeerDown) -> None:
         rank = rank_of(message.name)
         if rank is not None:
             self.router.ready.discard(rank)
             self.router.prefixes.forget(rank)
-            failed = [request for request in self.requests.values() if rank in request.homes.ranks]
+            failed = self._requests_on(rank)
             log_lost(log, message, [request.message.request_id for request in failed])
-            error = error_info(WorkerLost(message.public), "")
-            for request in failed:
-                self._fail_with(request.handle, error, lost=message.name)
+            self._lose(failed, message.public, message.name)
         elif message.name == API:
             log_lost(log, message, [request.message.request_id for request in self.requests.values()])
             self.waiting.clear()
             for request in list(self.requests.values()):
                 self._end(request)
+
+    def _requests_on(self, rank: int) -> list[ConductorRequest]:
+        return [request for request in self.requests.values() if rank in request.homes.ranks]
+
+    def _lose(self, requests: Iterable[ConductorRequest], cause: str, worker: str) -> None:
+        """Fail requests whose worker is lost to them. cause: for clients."""
+        error = error_info(WorkerLost(cause), "")
+        for request in requests:
+            self._fail_with(request.handle, error, lost=worker)
+
+    def _cordon(self, message: Cordon) -> None:
+        self.router.cordoned = frozenset(message.ranks)
+        self._cordon_number, self._reported_idle = message.number, None
+        for rank in message.evict:
+            self._lose(self._requests_on(rank), "its worker is taken out of service", worker_name(rank))
+        self._admit_waiting()
+        self._report_cordons()
+
+    def _report_cordons(self) -> None:
+        idle = self.router.idle_cordons
+        if idle != self._reported_idle:
+            self._reported_idle = idle
+            self._send.send(SUPERVISOR, Cordoned(number=self._cordon_number, ranks=idle))
 
 
 def _producers(spec: ModelSpec) -> dict[str, list[tuple[str, str]]]:

@@ -66,8 +66,9 @@ class Router:
     Each replica is weighed by its open requests, less the saved prefill of what it has read of the prompt: one request
     for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only.
 
-    load: open requests per rank. ready: ranks that take work. has_prefix_caches: whether the deployment caches
-    prefixes.
+    load: open requests per rank. ready: ranks that take work. cordoned: ranks that are chosen only if no other replica
+    is ready, and never for a resumed request, which waits instead: it may come from there. has_prefix_caches: whether
+    the deployment caches prefixes.
     """
 
     spec: ModelSpec
@@ -75,6 +76,7 @@ class Router:
     has_prefix_caches: bool = True
     load: Counter[int] = field(default_factory=Counter)
     ready: set[int] = field(default_factory=set)
+    cordoned: frozenset[int] = frozenset()
     prefixes: Prefixes = field(default_factory=Prefixes)
     _known: dict[str, list[Place]] = field(default_factory=dict)
     _reads: frozenset[Leaders] | None = None
@@ -85,13 +87,14 @@ class Router:
         message: the request, whose prompt decides among replicas of nodes with a cache.
         """
         blocks = prefix_blocks(message) if message is not None and self._leaders_that_read else []
+        is_resumed = message is not None and message.resume is not None
         reasons: list[str] = []
         chosen: dict[Leaders, int] = {}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
         for partition in partitions:
             for walk, node, replicas in self._places(partition):
-                rank = self._home(replicas, chosen, blocks, reasons)
+                rank = self._home(replicas, chosen, blocks, reasons, is_resumed=is_resumed)
                 if by_node.setdefault(node, rank) != rank:
                     by_walk.setdefault(walk, {})[node] = rank
         return Homes(by_node=by_node, by_walk=by_walk, reasons=tuple(reasons))
@@ -121,11 +124,20 @@ class Router:
             raise EngineError(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return replicas
 
-    def _home(self, replicas: Replicas, chosen: dict[Leaders, int], blocks: Sequence[Block], reasons: list[str]) -> int:
+    def _home(
+        self,
+        replicas: Replicas,
+        chosen: dict[Leaders, int],
+        blocks: Sequence[Block],
+        reasons: list[str],
+        *,
+        is_resumed: bool,
+    ) -> int:
         leaders = _leaders(replicas)
         if leaders not in chosen:
             # The leader of a tensor-parallel group is ready once its followers are.
-            live = [leader for leader in leaders if leader in self.ready]
+            ready = [leader for leader in leaders if leader in self.ready]
+            live = [leader for leader in ready if leader not in self.cordoned] or ([] if is_resumed else ready)
             if not live:
                 raise WorkerLost("no worker is available for this request", hint="try again in a few seconds")
             reads = leaders in self._leaders_that_read
@@ -162,6 +174,11 @@ class Router:
                 for stream, node in stream_sources(body):
                     ranks.setdefault(stream, set()).add(where[node])
         return sorted(stream for stream, sources in ranks.items() if len(sources) > 1)
+
+    @property
+    def idle_cordons(self) -> list[int]:
+        """Cordoned ranks without an open request."""
+        return sorted(rank for rank in self.cordoned if not self.load[rank])
 
     def opened(self, homes: Homes) -> None:
         """Count a request on its ranks."""

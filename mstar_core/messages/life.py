@@ -78,14 +78,39 @@ class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omi
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, tag="service_state", omit_defaults=True):
     """Supervisor to api: state of the deployment, after each change and to each new api.
 
-    state: starting, ready, draining or unhealthy. reason: why not ready, for clients. drain: number of the drain in
-    progress, 0 without one; then new requests are refused.
+    state: starting, ready, draining or unhealthy. reason: why not ready, for clients. drain, pause, handover: number of
+    the one in progress, 0 without one; new requests are then refused, or wait in the queue, or wait with their
+    connections in the listening socket for the next api. The three share one counter.
     """
 
     state: str
     phase: str = ""
     reason: str = ""
     drain: int = 0
+    pause: int = 0
+    handover: int = 0
+
+
+class Cordon(msgspec.Struct, frozen=True, kw_only=True, tag="cordon", omit_defaults=True):
+    """Supervisor to conductor: all cordoned ranks, after each change and to each new conductor.
+
+    number: of this message. ranks: they get new requests only if no other replica is ready. evict: those whose requests
+    end now, as if their workers had died, because the drain limit is reached.
+    """
+
+    number: int
+    ranks: list[int] = []
+    evict: list[int] = []
+
+
+class Cordoned(msgspec.Struct, frozen=True, kw_only=True, tag="cordoned", omit_defaults=True):
+    """Conductor to supervisor: the cordoned ranks without requests, after each Cordon and each change.
+
+    number: of the latest Cordon.
+    """
+
+    number: int
+    ranks: list[int] = []
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
@@ -95,7 +120,10 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
-    """Api to supervisor: all requests have ended. drain: number of the drain that has ended with them."""
+    """Api to supervisor: all requests have ended; for a pause, all that ran.
+
+    drain: number of the drain, pause or handover that has ended with them.
+    """
 
     drain: int
 
@@ -143,6 +171,8 @@ LifeMessage = (
     | PeerDown
     | PeerReady
     | ServiceState
+    | Cordon
+    | Cordoned
     | Ping
     | Drained
     | Stop

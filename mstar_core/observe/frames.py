@@ -32,7 +32,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the slowest current start-up phase,
     with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa, latency (of
     whole requests): of the last minute. audio_x: seconds of audio generated per second. cause: record of the failure
-    that the deployment suffers from, none once it is ready again or was stopped. last_failure: the last one, also after
+    that the deployment suffers from, none once it is ready again or was stopped. cordoned: ranks whose replicas get no
+    new requests. last_failure: the last one, also after
     it is over: name, message, detail, time (seconds since the epoch) and log.
     """
 
@@ -51,6 +52,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     started_at: float = 0.0
     ready_s: float | None = None
     ranks: int = 0
+    cordoned: list[int] = []
     restarts: int = 0
     running: int = 0
     waiting: int = 0
@@ -77,7 +79,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: of its child process.
+    """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: of its child process, or
+    `cordoned`.
 
     busy: share of time in steps; that of a follower is its leader's. core: share of one CPU core. memory: used by this
     process on its device, weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.

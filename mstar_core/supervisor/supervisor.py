@@ -10,7 +10,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from mstar_core.host.certificates import load_certificate
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import (
     Beat,
+    Cordoned,
     Drained,
     Hello,
     LogLevel,
@@ -35,7 +36,7 @@ from mstar_core.messages.life import (
     Stop,
     Telemetry,
 )
-from mstar_core.messages.names import API, rank_of
+from mstar_core.messages.names import API, CONDUCTOR, rank_of
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
@@ -70,6 +71,8 @@ from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.health import Watchdog, can_serve
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import LogFile
+from mstar_core.supervisor.operations.changes import Changes
+from mstar_core.supervisor.operations.operations import Operations
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.host_stats import GpuReader, library
@@ -129,12 +132,21 @@ class Supervisor:
         self._pace = pace
         self._stop_asked = False
         self._outbound = Outbound(courier, self.children)
+        self.changes = Changes()
+        self.operations = Operations(
+            self,
+            tell=lambda cordon: self._outbound.send(CONDUCTOR, cordon),
+            start=self._task,
+            show=partial(self._set_state, "degraded"),
+            ended=self._maybe_ready,
+        )
         self._shared_samples: list[MetricSample] = []
         self._endpoint = endpoint
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
-        self._drain = 0  # number of the drain, if one is in progress
-        self._drains = 0
+        self._drain = self._pause = self._handover = 0  # number of the one in progress
+        self._levels = 0  # number of all drains, pauses and handovers so far
+        self._ended_level = 0
         self._drained = asyncio.Event()
         self._is_restarting = False
         self._peers = Peers()
@@ -199,8 +211,7 @@ class Supervisor:
         """Refuse new requests; requests in flight continue."""
         if self.state in ("ready", "degraded"):
             self._drained.clear()
-            self._drains += 1
-            self._drain = self._drains
+            self._drain = self._next_level()
             self._set_state("draining", reason)
             api = self.children.get(API)
             if api is None or not api.is_running:
@@ -249,6 +260,16 @@ class Supervisor:
         return {**read, "certificate": api.tls_cert}
 
     @property
+    def cordoned(self) -> frozenset[int]:
+        """Ranks whose replicas get no new requests."""
+        return self.operations.cordons.ranks
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether a restart of all processes is in progress."""
+        return self._is_restarting
+
+    @property
     def is_drained(self) -> bool:
         """Whether the api has reported since the last drain that no request is left."""
         return self._drained.is_set()
@@ -260,6 +281,7 @@ class Supervisor:
         """
         if self._is_restarting:
             raise StateConflict("the deployment is already restarting", hint=ACCEPTS_LATER, code="restarting")
+        self.operations.check_idle()
         if self.state not in ("ready", "degraded", "unhealthy"):
             raise Unavailable(f"the deployment is {self.state}", hint="wait, or mstarctl down", code="not_ready")
         self._is_restarting = True
@@ -275,17 +297,49 @@ class Supervisor:
         self._drain, self.cause = 0, None
         self._set_state("degraded", "restarting")
         self._began, self.ready_s, self.fetch_s = time.monotonic(), None, 0.0
+        for group in self.units():
+            self.renew(group)
+
+    def renew(self, group: list[Child]) -> None:
+        """Stop the processes of a group, and start them again once they have ended."""
         self.standby.end()  # a restart on purpose imports everything again
-        for group in self._groups():
-            for child in group:
-                child.restarts.clear()
-                if child.attending is None or child.attending.done():
-                    continue
-                child.renewing = True
-                if child.is_running:
-                    self._outbound.send(child.name, Stop(reason="restarting"))
-                    child.signal(signal.SIGTERM)
-            self._schedule_spawn(group, 0.0)
+        for child in group:
+            child.restarts.clear()
+            if child.attending is None or child.attending.done():
+                continue
+            child.renewing = True
+            if child.is_running:
+                self._outbound.send(child.name, Stop(reason="restarting"))
+                child.signal(signal.SIGTERM)
+        self._schedule_spawn(group, 0.0)
+
+    # -- levels of the api ------------------------------------------------------------------------------------
+
+    def pause(self) -> Callable[[], bool]:
+        """Make new requests wait in the api. Returns a function that tells whether none runs any more."""
+        self._pause = self._next_level()
+        self._send_state()
+        return partial(self._has_ended, self._pause)
+
+    def unpause(self) -> None:
+        """Let waiting requests go on."""
+        self._pause = 0
+        self._send_state()
+
+    def hand_over(self) -> Callable[[], bool]:
+        """Make the api accept no more connections. Returns a function that tells whether all requests have ended."""
+        self._handover = self._next_level()
+        self._send_state()
+        return partial(self._has_ended, self._handover)
+
+    def _next_level(self) -> int:
+        self._levels += 1
+        return self._levels
+
+    def _has_ended(self, level: int) -> bool:
+        """Whether the api has reported the end of a pause or handover, or has ended itself with its requests."""
+        api = self.children.get(API)
+        return self._ended_level >= level or api is None or not api.is_running
 
     async def _wait_drained(self, limit_s: float) -> None:
         with suppress(TimeoutError):
@@ -407,7 +461,7 @@ class Supervisor:
         self.cause = record
         self.last_failure = failure_summary(record)
 
-    def _groups(self) -> list[list[Child]]:
+    def units(self) -> list[list[Child]]:
         """Return all children: tensor-parallel groups, the leader first, and the others alone."""
         groups = {(group := self._group(child) or [child])[0].name: group for child in self.children.values()}
         return list(groups.values())
@@ -442,9 +496,11 @@ class Supervisor:
         self._peers.ended(child.name, child.incarnation)
         self._outbound.part(child, cause, public)
         self.publisher.part(child.name)
+        self.changes.notify()
         # Readings of a dead process would show requests and pages that no longer exist.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
         if child.name == API:
+            self._handover = 0
             self._drained.set()  # its requests have ended with it; a restarted api begins with none
 
     def _delay_s(self, first: Child, started: float, *, was_ready: bool) -> float:
@@ -575,6 +631,10 @@ class Supervisor:
             case Drained():
                 if message.drain == self._drain:
                     self._drained.set()
+                self._ended_level = max(self._ended_level, message.drain)
+                self.changes.notify()
+            case Cordoned():
+                self.operations.cordons.take(message)
             case _:
                 log.warning("%s sent an unexpected %s", child.name, type(message).__name__)
 
@@ -582,6 +642,8 @@ class Supervisor:
         first = self._outbound.introduce(child, hello)
         if child.name == API:
             self._send_state()
+        if child.name == CONDUCTOR:
+            self.operations.cordons.tell()
         if first and child.phase == "ready":
             self._became_ready(child)
 
@@ -612,9 +674,12 @@ class Supervisor:
         child.last_step_change = time.monotonic()  # the time of the start does not count as a hang
         self._outbound.announce_ready(child)
         self._maybe_ready()
+        self.changes.notify()
 
     def _maybe_ready(self) -> None:
         if self.state not in ("starting", "degraded") or any(c.state != "ready" for c in self.children.values()):
+            return
+        if self.operations.is_running:
             return
         facts: dict[str, Any] = {}
         if self.ready_s is None:
@@ -653,13 +718,22 @@ class Supervisor:
         self.state, self.reason, self.public_reason = state, reason, reason if public is None else public
         self.events.add(f"deployment.{state}", reason=reason, **facts)
         self._send_state()
+        self.changes.notify()
 
     def _send_state(self) -> None:
         partly = "ready" if can_serve(self.spec.plan, self.children.values()) else "starting"
         states = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
         state = states.get(self.state, self.state)
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
-        self._outbound.send(API, ServiceState(state=state, phase=phase, reason=self.public_reason, drain=self._drain))
+        told = ServiceState(
+            state=state,
+            phase=phase,
+            reason=self.public_reason,
+            drain=self._drain,
+            pause=self._pause,
+            handover=self._handover,
+        )
+        self._outbound.send(API, told)
 
     def _task(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)

@@ -215,6 +215,7 @@ def item_of(known: Known) -> dict[str, Any]:
         "endpoint": known.head.get("endpoint"),
         "pid": known.pid if is_alive else None,
         "restarts": known.head.get("restarts"),
+        "cordoned": known.head.get("cordoned") or [],
         "cause": known.cause,
         "last_failure": known.last_failure,
         "log_dir": known.head.get("log_dir") or (None if known.log_dir is None else str(known.log_dir)),
@@ -234,6 +235,8 @@ def _note(known: Known) -> str:
             return str(head.get("reason", ""))
         case "failed":
             return str((head or known.outcome).get("reason", ""))
+        case "ready" if head.get("cordoned"):
+            return f"cordoned: rank {', '.join(map(str, head['cordoned']))}"
         case _:
             return ""
 

@@ -11,6 +11,7 @@ from mstar_core.errors import StartError, Unreachable
 from mstarctl.client.reach import reached
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer
+from mstarctl.start.operation import follow
 from mstarctl.start.progress import view_of
 
 POLL_S = 0.2
@@ -19,12 +20,22 @@ POLL_S = 0.2
 def restart(
     ctx: typer.Context,
     name: DeploymentName = None,
+    is_rolling: Annotated[
+        bool, typer.Option("--rolling", help="one process after the other, while the others serve")
+    ] = False,
     is_waiting: Annotated[bool, typer.Option("--wait/--no-wait", help="return when it is ready again")] = True,
 ) -> None:
     """Restart a deployment's processes."""
     printer = Printer.of(ctx)
     with reached(printer.options, name) as target:
         admin, who = target.admin, target.name
+        if is_rolling:
+            operation = admin.act("restart", rolling=1)["operation"]
+            printer.say(f"{who}: restarting one process after the other; requests go on")
+            head = follow(admin, operation, printer.say) if is_waiting else admin.head()
+            printer.say(f"{who} is {head['state']}")
+            _data(head, who, printer)
+            return
         before = admin.head()["restarts"]
         admin.act("restart")
         printer.say(f"{who}: draining, then restarting")

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,14 @@ from mstar_core.admin.server import AdminServer
 from mstar_core.admin.streams import NdjsonStreams
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.errors import NotFound, StateConflict
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.supervisor.child import DEFAULT_PACE
 from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.operations.operation import Operation
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.host_stats import GpuReader
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
@@ -44,6 +47,37 @@ class FakeLog:
         self.lines += 1
         for listener in self.listeners:
             listener.set()
+
+
+@dataclass
+class FakeCordons:
+    """Cordoned ranks, all without requests."""
+
+    idle: frozenset[int] = frozenset()
+
+
+class FakeOperations:
+    """Cordons and one rolling restart. Rank 0 is the only one."""
+
+    def __init__(self) -> None:
+        self.cordons = FakeCordons()
+        self.latest: Operation | None = None
+
+    def cordon(self, rank: int) -> dict[str, list[int]]:
+        if rank:
+            raise NotFound(f"no rank {rank}")
+        self.cordons.idle |= {rank}
+        return {"ranks": [rank], "cordoned": sorted(self.cordons.idle)}
+
+    def uncordon(self, rank: int) -> dict[str, list[int]]:
+        self.cordons.idle -= {rank}
+        return {"ranks": [rank], "cordoned": sorted(self.cordons.idle)}
+
+    def restart(self) -> dict[str, Any]:
+        if self.latest is not None:
+            raise StateConflict("a rolling restart is in progress")
+        self.latest = Operation(number=1, kind="rolling restart", total=3)
+        return self.latest.facts()
 
 
 class FakeDeployment:
@@ -68,6 +102,7 @@ class FakeDeployment:
         self.started, self.started_at = time.monotonic(), time.time()
         self.ready_s: float | None = 1.5
         self.restarts = 0
+        self.operations = FakeOperations()
         self.phases_s = {"spawn": 0.5}
         self.cause: dict[str, Any] | None = None
         self.last_failure: dict[str, Any] | None = None
@@ -81,6 +116,10 @@ class FakeDeployment:
         self.publisher = StatePublisher(self, self.hub, GpuReader(None))
         self.events = Events(None, self.publisher.event)
         self.standby = Standby(None, RunDirectory(folder), self.events, DEFAULT_PACE, self.logs)
+
+    @property
+    def cordoned(self) -> frozenset[int]:
+        return self.operations.cordons.idle
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None:
         self.acts.append(("stop", now, grace_s))

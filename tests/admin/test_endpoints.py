@@ -152,6 +152,23 @@ async def test_stop_takes_its_arguments(admin: Admin) -> None:
     assert admin.deployment.acts == [("stop", False, 7), ("stop", True, None)]
 
 
+async def test_a_rank_is_cordoned_by_its_number(admin: Admin) -> None:
+    assert (await admin.post("/v1/ranks/0/cordon"))["cordoned"] == [0]
+    assert (await admin.get("/v1/"))["drained_ranks"] == [0]
+    assert (await admin.post("/v1/ranks/0/uncordon"))["cordoned"] == []
+    assert (await admin.post("/v1/ranks/7/cordon", 404))["code"] == "not_found"
+    assert (await admin.post("/v1/ranks/one/cordon", 400))["code"] == "usage"
+
+
+async def test_a_rolling_restart_is_shown_in_the_head_and_excludes_a_second_one(admin: Admin) -> None:
+    assert (await admin.get("/v1/"))["operation"] is None
+    begun = (await admin.post("/v1/deployment/restart?rolling=1"))["operation"]
+    assert (begun["kind"], begun["state"], begun["total"]) == ("rolling restart", "running", 3)
+    assert (await admin.get("/v1/"))["operation"] == begun
+    assert (await admin.post("/v1/deployment/restart?rolling=1", 409))["code"] == "conflict"
+    assert admin.deployment.acts == []
+
+
 async def test_a_log_level_is_set_for_some_or_all(admin: Admin) -> None:
     await admin.post("/v1/log-level", json={"level": "debug", "children": ["worker-0"]})
     assert admin.deployment.acts == [("log_level", "DEBUG", ["worker-0"])]

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,8 +21,8 @@ import zmq
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
-from mstar_core.messages.life import Drained, ServiceState
-from mstar_core.messages.wire import Envelope, WireCodec
+from mstar_core.messages.life import Cordon, Cordoned, Drained, ServiceState
+from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
 from mstar_core.supervisor.child import ChildKind
@@ -42,7 +43,7 @@ class Script:
 
     how: exit, error, signal, hang, deaf, silent or busy (ready, with work waiting and no step running).
     lives: number of lives that fail; 0 means all. grandchild: leave a process that keeps the output open.
-    stubborn: ignore Stop and SIGTERM. drains: answer a drain.
+    stubborn: ignore Stop and SIGTERM. drains: answer drains, pauses and cordons.
     """
 
     phase: str = ""
@@ -159,8 +160,17 @@ def serve(life: ChildLife, box: Mailbox, courier: Courier, name: str, script: Sc
         for item in box.drain():
             assert isinstance(item, Envelope)
             for message in life.receive(item):
-                if isinstance(message, ServiceState) and message.drain and script.drains:
-                    courier.send("supervisor", Drained(drain=message.drain))
+                for answer in answers(message) if script.drains else ():
+                    courier.send("supervisor", answer)
+
+
+def answers(message: Message) -> Iterator[Message]:
+    """Yield the reports of a process without requests."""
+    match message:
+        case ServiceState():
+            yield from (Drained(drain=n) for n in (message.drain, message.pause, message.handover) if n)
+        case Cordon():
+            yield Cordoned(number=message.number, ranks=message.ranks)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,19 @@ class Listener:
         for task in list(self._handshakes):
             task.cancel()
 
+    def hand_over(self) -> int:
+        """Leave new connections in the listening socket, for its next owner, and close idle ones.
+
+        Returns the number of connections whose request has not been answered yet. Call it again until none is left.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._pause()
+        for connection in [each for each in self.connections if each.has_served and each.is_idle]:
+            connection.drop()
+            self.connections.discard(connection)
+        return len(self.connections) + len(self._handshakes)
+
     async def close(self) -> None:
         """Close every connection and wait for the end of their handlers."""
         self.stop()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from mstar_core.messages.life import Phase, Telemetry
-from mstar_core.messages.names import API, follower_name, process_rank, worker_name
+from mstar_core.messages.names import API, follower_name, process_rank, rank_of, worker_name
 from mstar_core.observe.frames import (
     GRAPH_FACT,
     ChildStatus,
@@ -75,6 +75,10 @@ class PublishedSupervisor(Protocol):
     values: dict[str, float]
     children: dict[str, Process]
     standby: Standby
+
+    @property
+    def cordoned(self) -> frozenset[int]:
+        """Ranks whose replicas get no new requests."""
 
 
 class StatePublisher:
@@ -337,7 +341,7 @@ class StatePublisher:
                 rank=plan.rank,
                 device=plan.device,
                 gpu=gpus.get(str(plan.rank)),
-                state="" if child is None else state_of(child),
+                state="" if child is None else self._state_of(child),
                 pid=child.pid if child is not None and is_running else None,
                 nodes=list(plan.nodes),
                 requests=int(values.get(f"{name}.requests", 0)),
@@ -380,7 +384,7 @@ class StatePublisher:
         load = self._loads.get(child.name, NO_LOAD) if child.is_running else NO_LOAD
         return ChildStatus(
             name=child.name,
-            state=state_of(child),
+            state=self._state_of(child),
             pid=child.pid,
             rank=process_rank(child.name),
             incarnation=child.incarnation,
@@ -394,6 +398,14 @@ class StatePublisher:
             core=load.core,
             resident_bytes=load.resident_bytes,
         )
+
+    def _state_of(self, child: Process) -> str:
+        """Return the state of a process; `cordoned` for a ready one whose replica gets no new requests."""
+        state, rank, cordoned = state_of(child), process_rank(child.name), self._view.cordoned
+        if state != "ready" or rank is None or not cordoned:
+            return state
+        group = self._view.spec.plan.group_of(rank) if rank_of(child.name) is None else None
+        return "cordoned" if (rank if group is None else group.leader) in cordoned else state
 
     def _head(self, nodes: Mapping[str, NodeStatus], now: float) -> DeploymentStatus:
         view, spec, log = self._view, self._view.spec, self.requests
@@ -418,6 +430,7 @@ class StatePublisher:
             started_at=view.started_at,
             ready_s=view.ready_s,
             ranks=len(spec.plan.ranks),
+            cordoned=sorted(view.cordoned),
             restarts=view.restarts,
             running=states.count("run"),
             waiting=states.count("queue"),

@@ -1,0 +1,36 @@
+"""Progress of an operation on a running deployment, such as a rolling restart. Used by the commands that begin one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from mstar_core.errors import StartError, Unreachable
+from mstarctl.client.admin import AdminClient
+
+POLL_S: Final = 0.2
+
+
+def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Report the steps of an operation until it has ended. Returns the head of the deployment.
+
+    Raises StartError if the operation fails, Unreachable if the deployment ends.
+    """
+    seen = None
+    while True:
+        head = admin.head()
+        latest = head["operation"] or {}
+        if latest.get("number") != operation["number"]:
+            raise Unreachable(f"the {operation['kind']} is not known any more", "its supervisor was started again")
+        if latest["state"] == "failed":
+            detail = f"{latest['done']} of {latest['total']} steps were done: {latest['step']} failed"
+            raise StartError(latest["error"], detail, latest["hint"] or f"mstarctl logs {admin.name}")
+        if latest["state"] == "done":
+            return head
+        if head["state"] == "stopping":
+            raise Unreachable(f"{admin.name} was stopped during the {operation['kind']}", head["reason"])
+        if (step := (latest["done"], latest["step"])) != seen and latest["step"]:
+            seen = step
+            say(f"  {latest['done'] + 1} of {latest['total']}  {latest['step']}")
+        time.sleep(POLL_S)

@@ -1,0 +1,53 @@
+"""Operations without a gap on real processes: under constant load every request ends whole, and none is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
+from tests.runtime.steady_load import SteadyLoad
+
+REPLICAS = plan({0: (LLM, SNAC), 1: (LLM, SNAC)})
+
+
+async def ended(deployment: Deployment, number: int = 1) -> dict[str, Any]:
+    """Wait for the end of an operation and return its record."""
+
+    def look() -> dict[str, Any] | None:
+        latest = deployment.admin("/v1/")["operation"]
+        return latest if latest and latest["number"] == number and latest["state"] != "running" else None
+
+    return await asyncio.to_thread(until, look, "the end of the operation")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_rolling_restart_under_load_fails_no_request(replicas: int) -> None:
+    with Deployment(where=REPLICAS if replicas == 2 else None) as deployment:
+        before = deployment.pids()
+        async with SteadyLoad(deployment.url) as load:
+            deployment.admin("/v1/deployment/restart?rolling=1", "POST")
+            assert (await ended(deployment))["error"] == ""
+            await load.some_more(8)
+        after = deployment.pids()
+        assert not {name for name, pid in before.items() if name != "supervisor" and after[name] == pid}
+        assert load.outcomes.keys() == {"whole"}
+        assert len({heard.pcm for heard in load.heard}) == 1
+        deployment.assert_clean()
+
+
+async def test_a_cordoned_rank_gets_no_request_until_it_is_uncordoned() -> None:
+    with Deployment(where=REPLICAS) as deployment:
+        async with SteadyLoad(deployment.url) as load:
+            deployment.admin("/v1/ranks/1/cordon", "POST")
+            await asyncio.to_thread(until, lambda: deployment.admin("/v1/")["drained_ranks"] == [1], "an idle rank")
+            steps = deployment.value("worker-1.steps")
+            await load.some_more(20)
+            assert "cordoned" in deployment.shown("describe", "rank/1")
+            assert deployment.admin("/v1/")["drained_ranks"] == [1]
+            assert deployment.value("worker-1.steps") == steps
+            deployment.admin("/v1/ranks/1/uncordon", "POST")
+            await asyncio.to_thread(until, lambda: deployment.value("conductor.load.1"), "a request on rank 1")
+        assert load.outcomes.keys() == {"whole"}
