@@ -71,12 +71,14 @@ async def wanted_of(deployment: Deployment) -> bytes:
     return heard.pcm
 
 
-def by_outcome(heard: list[Heard]) -> tuple[list[Heard], list[Heard]]:
-    """Return the requests that failed because of a lost worker, and the complete ones. There are no others."""
-    lost = [each for each in heard if [error["code"] for error in each.errors] == ["worker_lost"]]
-    whole = [each for each in heard if each.is_whole]
-    assert len(lost) + len(whole) == len(heard)
-    return lost, whole
+def resumed(deployment: Deployment) -> int:
+    """Return how many requests have been resumed so far."""
+    return sum(event["type"] == "request.resumed" for event in deployment.events())
+
+
+def are_whole(heard: list[Heard], sound: bytes) -> bool:
+    """Return whether all requests have this sound and no error."""
+    return all(each.is_whole and each.pcm == sound for each in heard)
 
 
 async def test_equal_short_prompts_at_once_use_every_replica(pairs: Deployment) -> None:
@@ -95,7 +97,7 @@ async def test_equal_short_prompts_at_once_use_every_replica(pairs: Deployment) 
 
 @pytest.mark.parametrize("victim", sorted(FIRST))
 async def test_a_killed_member_ends_its_group_only_and_the_cause_is_shown(pairs: Deployment, victim: str) -> None:
-    sound, before, pids = await wanted_of(pairs), restarts(pairs), pairs.pids()
+    sound, before, pids, seen = await wanted_of(pairs), restarts(pairs), pairs.pids(), resumed(pairs)
     epochs = {rank: pairs.snapshot()["ranks"][rank]["epoch"] for rank in ("0", "1", "2", "3")}
     async with Streams(pairs.url, [LONG] * 4) as streams:
         await streams.all_begun()
@@ -111,13 +113,10 @@ async def test_a_killed_member_ends_its_group_only_and_the_cause_is_shown(pairs:
                 ("events", pairs.name),
             )
         ]
-        lost, whole = by_outcome(await streams.all_ended())
+        heard = await streams.all_ended()
     assert noted_s - killed_s < TOLD_S
     assert all(f"{victim} was killed by SIGKILL" in screen for screen in screens), screens
-    assert len(lost) == len(whole) == 2
-    assert all(each.errors[0]["message"].startswith("a worker died;") for each in lost)
-    assert all(each.ended_s - killed_s < TOLD_S for each in lost)
-    assert [each.pcm for each in whole] == [sound, sound], "the other group goes on"
+    assert are_whole(heard, sound) and resumed(pairs) == seen + 2, "the other group takes the two of the lost one"
     ranks = pairs.wait_again_ready(before + 1)["ranks"]
     assert renewed(pairs, pids) == FIRST
     assert {rank: ranks[rank]["epoch"] - epoch for rank, epoch in epochs.items()} == {"0": 1, "1": 1, "2": 0, "3": 0}
@@ -125,18 +124,15 @@ async def test_a_killed_member_ends_its_group_only_and_the_cause_is_shown(pairs:
 
 @pytest.mark.parametrize("victim", ["follower-1", pytest.param("worker-0", marks=pytest.mark.slow)])
 async def test_a_suspended_member_is_named_although_the_whole_group_waits(pairs: Deployment, victim: str) -> None:
-    sound, before, pids = await wanted_of(pairs), restarts(pairs), pairs.pids()
-    stopped_s = time.monotonic()
+    sound, before, pids, seen = await wanted_of(pairs), restarts(pairs), pairs.pids(), resumed(pairs)
     pairs.kill(pids[victim], signal.SIGSTOP)
     async with Streams(pairs.url, [LONG] * 4) as streams:
-        lost, whole = by_outcome(await streams.all_ended())
-    assert len(lost) == len(whole) == 2 and [each.pcm for each in whole] == [sound, sound]
-    assert all(each.ended_s - stopped_s < HANG_S + TOLD_S for each in lost)
+        heard = await streams.all_ended()
+    assert are_whole(heard, sound) and resumed(pairs) == seen + 2
     (hung,) = [event for event in pairs.events() if event["type"] == "child.hangs"][-1:]
     assert hung["child"] == victim
     died = [event for event in pairs.events() if event["type"] == "child.died"][-1]
     assert died["child"] == victim and "hung and was killed" in died["cause"]
-    assert all(each.errors[0]["message"].startswith("a worker stopped responding;") for each in lost)
     pairs.wait_again_ready(before + 1)
     assert renewed(pairs, pids) == FIRST
 
@@ -157,7 +153,7 @@ async def test_groups_outlive_the_conductor_and_stay_in_lockstep(pairs: Deployme
         await streams.all_begun()
         pairs.kill(pids["conductor"])
         heard = await streams.all_ended()
-    assert all(each.errors and not each.is_whole for each in heard), "no request is lost without an error"
+    assert are_whole(heard, sound)
     pairs.wait_again_ready(before + 1)
     assert renewed(pairs, pids) == {"conductor"}
     async with Streams(pairs.url, [LONG] * 4) as streams:

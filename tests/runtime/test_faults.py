@@ -1,4 +1,4 @@
-"""Processes that die or stop in the middle of streams: errors of their requests, other requests, leftovers."""
+"""Processes that die or stop in the middle of streams: requests that are resumed, other requests, leftovers."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ def restarts(deployment: Deployment) -> int:
     return int(deployment.admin("/v1")["restarts"])
 
 
+def resumed_requests(deployment: Deployment) -> int:
+    """Return how many requests have been resumed so far."""
+    return sum(event["type"] == "request.resumed" for event in deployment.events())
+
+
 async def serves(deployment: Deployment) -> bytes:
     async with new_client(deployment.url) as client:
         heard = await speak(client, SHORT)
@@ -61,24 +66,17 @@ def told_in_time(heard: Heard, killed_s: float) -> bool:
 
 
 async def test_kill_a_worker(whole: Deployment) -> None:
-    wanted, before, lost, kept = await serves(whole), restarts(whole), list[Heard](), list[Heard]()
-    while not lost:  # where this test had to wait for the processor, all may have ended before the kill
-        pid = whole.wait_again_ready(before)["children"]["worker-1"]["pid"]
+    wanted, before, resumed = await serves(whole), restarts(whole), 0
+    while not resumed:  # where this test had to wait for the processor, all may have ended before the kill
+        pid, seen = whole.wait_again_ready(before)["children"]["worker-1"]["pid"], resumed_requests(whole)
         async with Streams(whole.url, [SOME] * 6) as streams:
             await streams.all_begun()
-            killed_s = time.monotonic()
             whole.kill(pid)
             heard = await streams.all_ended()
         before += 1
-        lost = [each for each in heard if each.errors]
-        kept = [each for each in heard if not each.errors]
-    assert len(lost) <= 3 <= len(kept)
-    for each in lost:
-        assert [error["code"] for error in each.errors] == ["worker_lost"]
-        assert each.errors[0]["message"].startswith("a worker died;") and each.done is None and not each.cut
-        assert told_in_time(each, killed_s)
-    assert all(each.is_whole for each in kept) and len({each.pcm for each in kept}) == 1
-    assert all(kept[0].pcm.startswith(each.pcm) for each in lost), "what came before the death was right"
+        assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
+        resumed = resumed_requests(whole) - seen
+    assert resumed <= 3, "the other worker's requests go on"
     after = whole.wait_again_ready(before)
     assert after["children"]["worker-1"]["incarnation"] >= 2
     assert await serves(whole) == wanted
@@ -86,15 +84,12 @@ async def test_kill_a_worker(whole: Deployment) -> None:
 
 async def test_kill_the_conductor(whole: Deployment) -> None:
     wanted, before, pids = await serves(whole), restarts(whole), whole.pids()
-    async with Streams(whole.url, [LONG] * 6) as streams:
+    async with Streams(whole.url, [SOME] * 6) as streams:
         await streams.all_begun()
         until(lambda: whole.value("conductor.in_flight") == len(streams.heard), "the numbers of the streams")
-        killed_s = time.monotonic()
         whole.kill(pids["conductor"])
         heard = await streams.all_ended()
-    for each in heard:
-        assert [error["code"] for error in each.errors] == ["worker_lost"] and each.done is None and not each.cut
-        assert told_in_time(each, killed_s)
+    assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
     whole.wait_again_ready(before + 1)
     assert {name: pid for name, pid in whole.pids().items() if pids[name] != pid}.keys() == {"conductor"}
     assert await serves(whole) == wanted
@@ -143,13 +138,15 @@ async def test_a_process_that_pauses_does_no_harm(name: str, whole: Deployment) 
 @pytest.mark.parametrize("name", ["api", "conductor"])
 async def test_a_process_that_stops_for_good_is_replaced(name: str, whole: Deployment) -> None:
     wanted, before, pids = await serves(whole), restarts(whole), whole.pids()
-    async with Streams(whole.url, [LONG] * 2) as streams:
+    async with Streams(whole.url, [LONG if name == "api" else SOME] * 2) as streams:
         await streams.all_begun()
         stopped_s = time.monotonic()
         whole.kill(pids[name], signal.SIGSTOP)
         heard = await streams.all_ended()
-    assert all(each.done is None and each.ended_s - stopped_s < HANG_S + MARGIN_S for each in heard)
-    assert all(each.cut if name == "api" else each.errors[0]["code"] == "worker_lost" for each in heard)
+    if name == "api":
+        assert all(each.cut and each.ended_s - stopped_s < HANG_S + MARGIN_S for each in heard)
+    else:
+        assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
     assert whole.has_event("child.hangs", child=name)
     whole.wait_again_ready(before + 1)
     assert {child for child, pid in whole.pids().items() if pids[child] != pid} == {name}
@@ -159,14 +156,10 @@ async def test_a_process_that_stops_for_good_is_replaced(name: str, whole: Deplo
 async def test_a_stopped_worker_is_seen_as_a_hang(whole: Deployment) -> None:
     wanted, before = await serves(whole), restarts(whole)
     pid = whole.pids()["worker-0"]
-    stopped_s = time.monotonic()
     whole.kill(pid, signal.SIGSTOP)
     async with Streams(whole.url, [SOME] * 2) as streams:
-        heard = await streams.all_ended()  # the other worker's stream: as long as computing it takes on this machine
-    told = [each for each in heard if each.errors]
-    assert [each.errors[0]["code"] for each in told] == ["worker_lost"]
-    assert all(each.ended_s - stopped_s < HANG_S + MARGIN_S for each in told)
-    assert [each.is_whole for each in heard if not each.errors] == [True]
+        heard = await streams.all_ended()
+    assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
     assert whole.has_event("child.hangs", child="worker-0")
     whole.wait_again_ready(before + 1)
     assert pid not in {process.pid for process in whole.processes()}

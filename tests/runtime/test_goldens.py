@@ -151,16 +151,15 @@ async def test_replicas_share_the_requests(folder: Path, golden: Golden, placed:
 
 async def test_a_lost_rank_frees_what_its_requests_held_elsewhere(golden: Golden, placed: Deployment) -> None:
     [wanted] = await hear(placed, say(golden, SHORT, max_output_tokens=90))
-    told, lives = list[Heard](), 0
-    while not told:  # where this test had to wait for the processor, all may have ended before the kill
+    lives = 0
+    while not placed.has_event("request.resumed"):  # on a busy machine all may have ended before the kill
         pid = placed.pids()["worker-1"]
         async with Streams(placed.url, [say(golden, prompt_of(n), max_output_tokens=450) for n in range(4)]) as streams:
             await streams.all_begun()
             placed.kill(pid)
             heard = await streams.all_ended()
-        told, lives = [each for each in heard if each.errors], lives + 1
-        assert all([error["code"] for error in each.errors] == ["worker_lost"] for each in told)
-        assert all(each.is_whole for each in heard if not each.errors)
+        lives += 1
+        assert all(each.is_whole for each in heard)
         placed.wait_again_ready(lives)
     placed.assert_clean()
     [again] = await hear(placed, say(golden, SHORT, max_output_tokens=90))

@@ -97,7 +97,7 @@ async def test_a_request_that_two_workers_die_with_fails_with_that_cause(judges:
     again = Strike(victim=WORKER, sender=WORKER, message="Outputs", count=2)
     answer = await judge.disturbed("speech", PHASES["orpheus"]["codec"].strike(WORKER), again)
     assert [line["modality"] for line in answer.ends] == ["error"]
-    assert answer.code == "worker_lost"
+    assert answer.code == "poison_request"
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ class OutputItem:
 class Delivered(msgspec.Struct, kw_only=True):
     """Outputs that the client of a request has or will get. Grows only, over all attempts.
 
-    units: ids, samples, images and other values, by output port. events: place of the last progress event and image in
-    the making, by modality: values that came before it, then steps or images of the current value.
+    units: ids, samples, images and other values, by output port. events: place of the last one, by modality: of
+    progress, the loops before it and its step; of images in the making, 0 and their number.
     """
 
     units: dict[str, int] = {}
@@ -50,8 +50,7 @@ class NewUnits:
         self._delivered = delivered
         self._is_first = is_first
         self._reached: Counter[str] = Counter()  # units of this attempt so far, by port
-        self._values = 0
-        self._partials = 0
+        self._place: dict[str, tuple[int, int]] = {}  # of the last event, by modality
 
     def take(self, item: OutputItem, skipped: int = 0) -> OutputItem | None:
         """Return the new part of an output, None if the client has all of it. skipped: units left out before it.
@@ -67,20 +66,19 @@ class NewUnits:
             raise EngineError(f"{start - known} units of {port} were left out that the client does not have")
         count = len(ids_or_samples(item)) if item.modality in STREAMED else 1
         self._reached[port] = end = start + count
-        if item.modality not in STREAMED:
-            self._values, self._partials = self._values + skipped + 1, 0
         if end < known or (count and end == known):
             return None
         units[port] = end
         return item if start == known else replace(item, array=ids_or_samples(item)[known - start :])
 
     def _is_new_event(self, item: OutputItem, skipped: int) -> bool:
+        loop, number = self._place.get(item.modality, (0, 0))
         if item.modality == PROGRESS:
-            number = int(item.array.reshape(-1)[0])
+            step = int(item.array.reshape(-1)[0])
+            place = (loop + (step <= number), step)  # the steps of the next loop begin again
         else:
-            self._partials += skipped + 1
-            number = self._partials
-        place = (self._values, number)
+            place = (0, number + skipped + 1)
+        self._place[item.modality] = place
         is_new = self._is_first or place > self._delivered.events.get(item.modality, (-1, 0))
         if is_new:
             self._delivered.events[item.modality] = place

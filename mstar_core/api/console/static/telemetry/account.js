@@ -28,7 +28,7 @@ async function load(name) {
     await new Promise((resolve) => setTimeout(resolve, wait));
     try {
       const trace = await json(`/console/trace/${encodeURIComponent(name)}`);
-      if (!["run", "queue", "prepare"].includes(trace.request.state) || index === TRIES_MS.length - 1) return trace;
+      if (!["run", "queue", "prepare", "resume"].includes(trace.request.state) || index === TRIES_MS.length - 1) return trace;
     } catch (problem) {
       if (problem.code !== "request_not_found" || index === TRIES_MS.length - 1) throw problem;
     }
