@@ -13,7 +13,6 @@ from tests.runtime.deployment import END_S, until
 from tests.survival.mortal import Mortal
 from tests.survival.strikes import Sent, Strike
 
-
 STRIKE_S: Final = 5.0
 """Longest time from an answer to a strike of its request."""
 
