@@ -18,7 +18,8 @@ class Mortal(Deployment):
     """One miniature on the CPU. family: its requests. strikes: its kills."""
 
     def __init__(self, family: Family, **changes: Any) -> None:
-        super().__init__(served=family.served, name=family.name, weights_source="mini", where=family.where, **changes)
+        usual: dict[str, Any] = {"weights_source": "mini", "where": family.where}
+        super().__init__(served=family.served, name=family.name, **{**usual, **changes})
         self.family = family
         self.strikes = Strikes(self.root)
 
