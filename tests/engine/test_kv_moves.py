@@ -53,7 +53,11 @@ def assert_empty(*drivers: Driver) -> None:
         assert (use.pages_used, use.slots_used) == (0, 0)
 
 
-@pytest.mark.parametrize("length", [1, 4, 17])
+PAGE_ENDS = [page + beside for page in (4, 8, 12) for beside in (-1, 0, 1)]
+"""Lengths about the ends of the first three pages."""
+
+
+@pytest.mark.parametrize("length", [1, *PAGE_ENDS, 17])
 @pytest.mark.parametrize("sampling", [SamplingParams(), PENALISED], ids=["greedy", "penalised"])
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_ids_after_a_move_equal_those_of_one_engine(lookahead: int, sampling: SamplingParams, length: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.group.link import GroupEnded
 from mstar_core.engine.group.plans import StopPlans
@@ -58,6 +59,23 @@ def test_preempted_requests_are_recomputed_on_every_rank() -> None:
         assert generate(REQUESTS, engine=engine) == wanted
         assert engine.memory().preempted > 0
     assert "PagesCleared" in follower.kinds
+
+
+def test_cached_prefixes_give_the_ids_of_one_rank_without_any() -> None:
+    """The ranks share one decision about a hit: the follower gets the pages with the plan."""
+    shared = prompt(1, 21)
+    asked = [([*shared, *prompt(10 + number, 5)], 8, SamplingParams()) for number in range(3)]
+    wanted = [generate([each], prefix_cache=False)[0] for each in asked]
+    with pair() as (engine, _):
+        driver, found = Driver(engine), []
+        for handle, (ids, steps, sampling) in enumerate(asked):
+            driver.open(handle, sampling)
+            first, loop = driver.prefill(handle, ids, tokens_hash_seed=b"ids"), driver.decode(handle, steps)
+            driver.run()
+            assert driver.done[first].cached_tokens == (20 if handle else 0)
+            found.append([int(driver.done[first].outputs["token"]), *driver.ids[loop]])
+            engine.close(Handle(handle))
+    assert found == wanted
 
 
 def test_captured_steps_are_replayed_by_their_host_values() -> None:
