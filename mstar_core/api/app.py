@@ -150,6 +150,8 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
         return _failed(exchange, error)
     finally:
         exchange.flush()  # Sanic ends a body that the handler did not end
+        if exchange.delivery is not None and exchange.delivery.is_behind:
+            exchange.abort()  # the replay of a request ended before the response that the client has
         service.held.give(exchange.held_bytes)
         # Runs in the next loop iteration: a complete response is sent in this one and need not wait for its log line.
         asyncio.get_running_loop().call_soon(_note, exchange, route, service.clock() - exchange.started)

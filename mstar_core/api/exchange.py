@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import struct
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,9 @@ from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.handover.delivery import Delivery
+from mstar_core.api.handover.keeper import RESET
+from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.http.access import cors_headers
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, read_pieces, too_slow
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
@@ -30,10 +33,6 @@ JSON = "application/json; charset=utf-8"
 PART_BYTES = 1 << 20
 """Size limit of one write. The transport copies whatever the socket does not accept, which blocks other streams."""
 
-RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER with timeout 0: closing sends a reset and frees the send buffer."""
-
-
 log = logging.getLogger("mstar.api")
 
 
@@ -43,7 +42,8 @@ class Exchange:
 
     trace_id: sent by the client, otherwise new. is_native: error bodies include the older key. has_begun: the first
     byte of the response was sent. message: the sentence of a failure, as the client gets it. held_bytes: bytes of the
-    body reserved in the memory budget.
+    body reserved in the memory budget. created: seconds since the epoch. delivery: what the response holds so far, None
+    if the connection ends with this process.
     """
 
     service: Service
@@ -56,6 +56,8 @@ class Exchange:
     has_begun: bool = False
     held_bytes: int = 0
     started: float = 0.0
+    created: float = 0.0
+    delivery: Delivery | None = None
     status: int = 200
     code: str = "ok"
     message: str = ""
@@ -163,6 +165,11 @@ class Exchange:
         if self._body is not None:
             self._body.flush()
 
+    @property
+    def pending_bytes(self) -> int:
+        """Size of the parts that wait for the next loop iteration."""
+        return 0 if self._body is None else self._body.pending_bytes
+
     def abort(self, *, drops: bool = False) -> None:
         """Abort the connection, so that the client does not mistake a partial response for a complete one.
 
@@ -248,9 +255,39 @@ def header_text(text: str) -> str:
 
 
 def new_exchange(service: Service, request: Request, route: str, *, is_native: bool) -> Exchange:
-    """Create the exchange of a new request, with a generated id. Raises nothing."""
+    """Create the exchange of a request, with a generated id, or with that of the process that began it.
+
+    Raises nothing.
+    """
     trace_id = trace_id_of(request.headers.get("traceparent"))
-    return Exchange(service, request, route, new_request_id(), trace_id, is_native=is_native, started=service.clock())
+    exchange = Exchange(
+        service,
+        request,
+        route,
+        new_request_id(),
+        trace_id,
+        is_native=is_native,
+        started=service.clock(),
+        created=time.time(),
+    )
+    transport: Any = request.transport
+    if isinstance(transport, RecordedTransport):
+        _record(exchange, transport)
+    return exchange
+
+
+def _record(exchange: Exchange, transport: RecordedTransport) -> None:
+    """Record a request for the next api, or take its facts from the record of the last one."""
+    recording = transport.recording
+    connection: Any = transport.get_protocol()
+    record = recording.record
+    if connection.continues:
+        connection.continues = False
+        exchange.request_id, exchange.trace_id = record.request_id, record.trace_id
+        exchange.started, exchange.created = record.started, record.created
+    else:
+        recording.begin(exchange.request_id, exchange.trace_id, exchange.started, exchange.created)
+    exchange.delivery = Delivery(transport, exchange.flush, lambda: exchange.pending_bytes)
 
 
 def take_header_id(exchange: Exchange) -> None:

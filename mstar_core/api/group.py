@@ -10,10 +10,12 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mstar_core.api.exchange import Exchange
+from mstar_core.api.handover.delivery import DONE
+from mstar_core.api.handover.recording import Units
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import SharedInputs
@@ -26,10 +28,11 @@ PIECES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPart:
-    """Outputs of one item. done: set in the last part of the item."""
+    """Outputs of one item. units: all that the item has produced so far. done: set in the last part of the item."""
 
     index: int
     chunks: Sequence[EncodedChunk] = ()
+    units: Units = field(default_factory=dict)
     done: Completion | None = None
 
 
@@ -42,6 +45,7 @@ class Group:
         self.done: dict[int, Completion] = {}
         self._service = service
         self._exchange = exchange
+        self._delivery = exchange.delivery
         self._shared = SharedInputs()
         self._queue: asyncio.Queue[GroupPart | Exception] = asyncio.Queue(PIECES * len(calls))
 
@@ -77,12 +81,22 @@ class Group:
                     piece = await self._queue.get()
             except TimeoutError:
                 yield None
+                self._written()
                 continue
             if isinstance(piece, Exception):
+                if self._delivery is not None:
+                    self._delivery.fail()
                 raise piece
             if piece.done is not None:
                 self.done[piece.index] = piece.done
+            if self._delivery is not None:
+                self._delivery.sends(piece.index, piece.units)
             yield piece
+            self._written()
+
+    def _written(self) -> None:
+        if self._delivery is not None:
+            self._delivery.sent()
 
     async def run(self, index: int) -> None:
         """Run one item to its end. Failures go through the queue as well."""
@@ -98,14 +112,20 @@ class Group:
     async def _run(self, index: int) -> None:
         exchange = self._exchange
         async with self._service.open(
-            self.calls[index], key=exchange.key, started=exchange.started, shared=self._shared
+            self.calls[index],
+            key=exchange.key,
+            started=exchange.started,
+            shared=self._shared,
+            delivery=exchange.delivery,
+            item=index,
         ) as session:
             self.sessions[index] = session
             async for chunks in session.chunks():
                 if chunks:
-                    await self._queue.put(GroupPart(index=index, chunks=chunks))
+                    await self._queue.put(GroupPart(index=index, chunks=chunks, units=session.units))
             done = session.done()
-        await self._queue.put(GroupPart(index=index, done=done))
+            units = {**session.units, DONE: 1}
+        await self._queue.put(GroupPart(index=index, units=units, done=done))
 
 
 @asynccontextmanager

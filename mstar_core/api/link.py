@@ -100,6 +100,7 @@ class Link:
             clock=clock,
         )
         self._mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, wire)
+        self._settled = asyncio.Event()
         self._next_reconcile = clock() + spec.reconcile_s
         self._reported_levels: set[int] = set()
         self._reported: dict[str, float] = {}
@@ -111,6 +112,11 @@ class Link:
         self._loop = loop
         self._mailbox.attach(loop, self._receive)
         self._turn()
+
+    async def wait_open(self, limit_s: float) -> None:
+        """Wait at most `limit_s` until the supervisor has reported that requests are accepted, or refused for good."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), limit_s)
 
     def close(self) -> None:
         """Close all sockets and transports. Safe to call twice."""
@@ -235,6 +241,9 @@ class Link:
                 self._handle(envelope)
             except Exception:  # isolation boundary: one message
                 log.exception("a message of %s was not handled", envelope.sender)
+        problem = self.deployment.problem()
+        if problem is None or problem.code in ("draining", "unavailable"):
+            self._settled.set()
         self._check_stop()
 
     def _handle(self, envelope: Envelope) -> None:

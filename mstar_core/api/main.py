@@ -19,11 +19,11 @@ from sanic import Sanic
 
 from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.app import make_app
+from mstar_core.api.handover.keeper import Keeper
 from mstar_core.api.http.listener import (
     Listener,
     allowed_connections,
     open_descriptors,
-    raise_descriptor_limit,
 )
 from mstar_core.api.http.sanic_protocol import start_app
 from mstar_core.api.link import Link
@@ -46,9 +46,13 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.life import start_child
 from mstar_core.process.logs import hide_secrets
-from mstar_core.process.system import keep_freed_memory, keep_start
+from mstar_core.process.system import keep_freed_memory, keep_start, raise_descriptor_limit
 from mstar_core.transport import Spin
+from mstar_core.transport.fd_store import FdStoreClient
 from mstar_core.transport.spin import spin_then_block
+
+OPEN_S: Final = 5.0
+"""Longest wait of a restarted api for the rest of the deployment, before it answers by itself."""
 
 CLOSE_S: Final = 5.0
 """Grace period for responses in progress when the process stops."""
@@ -71,11 +75,12 @@ class ApiProcess:
         make_process: MakeProcess = ProcessorProcess,
         spin: Spin | None = None,
         sock: socket.socket | None = None,
+        store: socket.socket | None = None,
     ) -> None:
         """Open the mailbox before anything is loaded. Raises StartError, TransportError.
 
         spin: busy-poll window of the event loop; requests restart it. sock: the bound socket of the supervisor. An api
-        without one, in tests, binds the port itself.
+        without one, in tests, binds the port itself. store: the socket by which the supervisor keeps connections.
         """
         if model.processor is None:
             raise PluginError(
@@ -85,6 +90,8 @@ class ApiProcess:
         self.model = model
         self._tls = tls_context(spec.api)
         self.socket = sock if sock is not None else bind_port(spec.api.host, spec.api.port)
+        self._keeper = Keeper(FdStoreClient(store, incarnation)) if store is not None else None
+        self._is_restarted = incarnation > 1
         self.registry = Registry(incarnation)
         self.metrics = Metrics()
         self._folder = Path(spec.folder) if spec.folder is not None else None
@@ -125,10 +132,13 @@ class ApiProcess:
         self.link.attach(loop)
         self.life.phase("pool", total=self.spec.api.pool_processes or 1)
         app = self._make_app(await self._detokenizer())
-        if not self.spec.api.bind_when_ready:
+        if not (self.spec.api.bind_when_ready or self._is_restarted):
             await self._serve(app)
         await self.pool.start()
-        if self.spec.api.bind_when_ready:
+        if self._is_restarted:  # connections wait: those that were kept, and those in the backlog
+            await self.link.wait_open(OPEN_S)
+            await self._serve(app)
+        elif self.spec.api.bind_when_ready:
             self.link.on_ready = lambda: self._spawn_serve(app)
             if self.link.deployment.problem() is None:
                 self.link.on_ready = None
@@ -151,6 +161,8 @@ class ApiProcess:
         if self._app is not None:
             Sanic.unregister_app(self._app)
         self.socket.close()
+        if self._keeper is not None:
+            self._keeper.close()
         await self.pool.close()
         self.link.close()
 
@@ -202,7 +214,8 @@ class ApiProcess:
     async def _serve(self, app: Sanic[Any, Any]) -> None:
         await start_app(app)
         limit = allowed_connections(self.spec.api.max_connections, raise_descriptor_limit(), open_descriptors())
-        listener = Listener(app, self.socket, limit, self._tls)
+        listener = Listener(app, self.socket, limit, self._tls, keeper=self._keeper)
+        await listener.adopt()
         listener.start()
         self._listener = listener
         log.info("serving", extra={"facts": {"host": self.spec.api.host, "port": self.port}})
@@ -223,16 +236,31 @@ async def serve(process: ApiProcess) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT [--listener FD]`."""
+    """Run `python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT [--listener FD --store FD]`."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--listener", type=int)
+    for name in ("--listener", "--store"):
+        parser.add_argument(name, type=inherited, metavar="FD")
     own, rest = parser.parse_known_args(argv)
     _, spec, incarnation, supervisor, _ = start_child("api", rest)
-    return run(spec, incarnation, supervisor, socket.socket(fileno=own.listener) if own.listener is not None else None)
+    return run(spec, incarnation, supervisor, own.listener, own.store)
 
 
-def run(spec: DeploymentSpec, incarnation: int, supervisor: str, sock: socket.socket | None = None) -> int:
-    """Serve a deployment until it stops. Errors are written to the run directory before the process ends."""
+def inherited(number: str) -> socket.socket:
+    """Return the socket that this process has inherited under a descriptor."""
+    return socket.socket(fileno=int(number))
+
+
+def run(
+    spec: DeploymentSpec,
+    incarnation: int,
+    supervisor: str,
+    sock: socket.socket | None = None,
+    store: socket.socket | None = None,
+) -> int:
+    """Serve a deployment until it stops. Errors are written to the run directory before the process ends.
+
+    sock, store: see `ApiProcess`.
+    """
     with guarded_run("api", incarnation, Path(spec.run_dir)):
         spin = Spin(wait_spin_s(spec))
         process = ApiProcess(
@@ -242,6 +270,7 @@ def run(spec: DeploymentSpec, incarnation: int, supervisor: str, sock: socket.so
             bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs),
             spin=spin,
             sock=sock,
+            store=store,
         )
         with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:
             reason = runner.run(serve(process))

@@ -16,10 +16,11 @@ from weakref import WeakSet
 from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
 from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.errors import ErrorReply, Stalled, reply_of
+from mstar_core.api.handover.delivery import Delivery, UnitGate
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
-from mstar_core.api.output.queue import OutputQueue
+from mstar_core.api.output.queue import OutputItem, OutputQueue
 from mstar_core.api.output.spool import Spool
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
@@ -29,7 +30,7 @@ from mstar_core.api.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
-from mstar_core.errors import ArenaFull, Cancelled, MstarError, TimedOut
+from mstar_core.errors import ArenaFull, Cancelled, EngineError, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
@@ -71,7 +72,12 @@ class Session:
         queue: OutputQueue,
         encoder: OutputEncoder,
         inputs: Inputs,
+        delivery: Delivery | None = None,
+        item: int | None = None,
     ) -> None:
+        """delivery: of the response. item: number of the request among several of one response, whose writer reports
+        what was written; None for a request whose reader writes.
+        """
         self.call = call
         self.live = live
         self.encoder = encoder
@@ -81,6 +87,14 @@ class Session:
         self._inputs = inputs
         self._queued_s = service.clock() - live.started
         self._ending: RequestFinished | None = None
+        self._delivery = delivery
+        self._item = item
+        self._gate = UnitGate() if delivery is None else delivery.gate(item or 0)
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Return the units of outputs so far, by port."""
+        return dict(self._gate.counts)
 
     async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[EncodedChunk]]:
         """Yield chunks as they become ready, and an empty list after each `keepalive_s` without output.
@@ -88,14 +102,28 @@ class Session:
         Raises TimedOut, Cancelled, WorkerLost or another error that ended the request, after all earlier chunks.
         """
         pace = self._service.keepalive_s if keepalive_s is None else keepalive_s
+        delivery = self._delivery if self._item is None else None
+        try:
+            async for chunks in self._chunks(pace):
+                if delivery is not None:
+                    delivery.sends(0, self._gate.counts)
+                yield chunks
+                if delivery is not None:
+                    delivery.sent()
+        except MstarError:
+            if delivery is not None:
+                delivery.fail()
+            raise
+
+    async def _chunks(self, pace: float) -> AsyncIterator[list[EncodedChunk]]:
         while self._ending is None:
             left = self.live.deadline - self._service.clock()
             if left <= 0:
                 raise timed_out(self.live)
-            items = await self._queue.take(min(pace, left))
+            items = await self._take(min(pace, left))
             chunks = await self.encoder.chunks(items) if items else []
             self._note_first(next((item.modality for item in items if item.modality != PROGRESS), ""))
-            self._ending = self._queue.ending
+            self._ending = self._queue.ending if self._gate.is_empty else None
             if self.encoder.is_stopped and self._ending is None:  # the end of the block cancels the request
                 self._ending = RequestFinished(handle=self.live.handle, reason="stop")
             if self._ending is not None:
@@ -103,6 +131,28 @@ class Session:
             is_silent = not items and self._ending is None
             if chunks or (is_silent and self._service.clock() < self.live.deadline):
                 yield chunks
+
+    async def _take(self, timeout_s: float) -> list[OutputItem]:
+        """Return ready outputs. A replay returns them in the parts in which the client has got them.
+
+        Raises EngineError if a replay ends before the outputs that the client has.
+        """
+        gate, taken = self._gate, list[OutputItem]()
+        while not gate.is_open:
+            if not gate.is_reached:
+                if self._queue.ending is not None:
+                    raise EngineError("the request did not repeat its outputs after the api was restarted")
+                if self._service.clock() >= self.live.deadline:
+                    raise timed_out(self.live)
+                taken += gate.take(await self._queue.take(timeout_s))
+                continue
+            if taken:
+                return taken
+            assert self._delivery is not None
+            await self._delivery.caught_up(self._item or 0)
+            gate.advance()
+            taken += gate.take(())
+        return taken or gate.take(await self._queue.take(timeout_s))
 
     def done(self) -> Completion:
         """Return the completion of the request and count its tokens. Call it once, after all chunks were read."""
@@ -231,11 +281,18 @@ class Service:
 
     @asynccontextmanager
     async def open(
-        self, call: ParsedRequest, *, key: str, started: float, shared: SharedInputs | None = None
+        self,
+        call: ParsedRequest,
+        *,
+        key: str,
+        started: float,
+        shared: SharedInputs | None = None,
+        delivery: Delivery | None = None,
+        item: int | None = None,
     ) -> AsyncIterator[Session]:
         """Run a request for the duration of the block, and free everything it holds at the end.
 
-        shared: inputs shared by the items of one request.
+        shared: inputs shared by the items of one request. delivery, item: see `Session`.
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
@@ -268,7 +325,7 @@ class Service:
                     facts=inputs.metadata,
                 )
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
-                yield Session(self, call, live, output_queue, encoder, inputs)
+                yield Session(self, call, live, output_queue, encoder, inputs, delivery, item)
             finally:
                 self.link.release(refs)
 

@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import gc
 import os
+import resource
 import signal
 import sys
 from typing import Final
@@ -16,6 +17,9 @@ _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _PR_SET_TIMERSLACK: Final = 29
 _EXACT_NS: Final = 1000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+MOST_FDS: Final = 1 << 20
+"""Some container runtimes set a hard limit of a billion, which programs that close all descriptors walk through."""
+
 KEPT_BLOCK_BYTES: Final = 64 << 20
 """Blocks below this size come from memory that the process keeps."""
 
@@ -51,6 +55,15 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call
         raise SystemExit(int(ExitCode.INTERNAL))
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open descriptors to the hard limit. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(soft, min(hard, MOST_FDS))
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def set_exact_timers() -> None:

@@ -29,6 +29,7 @@ from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
 from mstar_core.process.logs import start_logging
+from mstar_core.process.system import raise_descriptor_limit
 from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, standby_kind, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.listener import PortListener
@@ -178,6 +179,7 @@ async def _run(
     own_log: LogFile,
     pace: Pace,
 ) -> tuple[ExitCode, dict[str, object]]:
+    raise_descriptor_limit()  # each connection of a client is kept with a memory file
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
     endpoint = mailbox_endpoint(run.ipc, NAME, 0)

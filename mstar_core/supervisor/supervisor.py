@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,6 @@ from mstar_core.process.peers import Peers
 from mstar_core.supervisor.child import (
     DEFAULT_PACE,
     FETCHED,
-    NO_FDS,
     Child,
     ChildKind,
     Kinds,
@@ -78,6 +78,7 @@ from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.host_stats import GpuReader, library
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
+from mstar_core.transport.fd_store import FdStore
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ class Supervisor:
     state: starting, ready, degraded, draining, stopping, failed or unhealthy. reason: why, for operators;
     public_reason: the same for clients. cause: record of the failure that the deployment suffers from now, None once it
     is ready again or stopped on purpose. last_failure: facts of the last failure, with its time. logs: of the
-    supervisor and of every process that was started. values: flat readings of all processes.
+    supervisor and of every process that was started. connections: of clients, kept for the next api. values: flat
+    readings of all processes.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Supervisor:
         self.spec = spec
         self.listener = listener or PortListener(spec.api.host, spec.api.port)
         self.run_dir = run
+        self.connections = FdStore()
         self.state = "starting"
         self.reason = ""
         self.public_reason = ""
@@ -190,6 +193,7 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.connections.close()
         self.gpus.stop()
         await self.standby.close()
         for child in self.children.values():
@@ -414,8 +418,8 @@ class Supervisor:
 
     async def _spawn(self, child: Child, take: Take | None = None) -> None:
         try:
-            inherited = {"listener": self.listener.open()} if child.name == API else NO_FDS
-            is_standby = await child.spawn(self.spec, self.run_dir, self._endpoint, inherited, take)
+            with self._inherited(child) as descriptors:
+                is_standby = await child.spawn(self.spec, self.run_dir, self._endpoint, descriptors, take)
         except (MstarError, OSError) as error:
             self._fail(start_record(child.name, error))
             return
@@ -426,6 +430,18 @@ class Supervisor:
         if self._ended.is_set():  # the end began while the process was being created
             child.ending = True
             child.signal(signal.SIGKILL)
+
+    @contextmanager
+    def _inherited(self, child: Child) -> Iterator[Mapping[str, int]]:
+        """Provide the descriptors that a child inherits, by option. Raises StartError."""
+        if child.name != API:
+            yield {}
+            return
+        listener, store = self.listener.open(), self.connections.offer()
+        try:
+            yield {"listener": listener, "store": store}
+        finally:
+            os.close(store)
 
     async def _attend(self, child: Child) -> None:
         """Wait for the end of a process, and record it. Its next incarnation is a scheduled spawn."""
@@ -521,6 +537,7 @@ class Supervisor:
         if len(child.restarts) >= pace.restarts_max:
             if child.name == API:
                 self.listener.close()  # connections are refused rather than left without an answer
+                self.connections.close()
             deaths = f"died {pace.restarts_max + 1} times in {pace.window_s / 60:g} minutes"
             self._set_state("unhealthy", f"{child.name} {deaths}", public="its processes die repeatedly")
             return

@@ -146,7 +146,7 @@ class Connection:
 
 def coming(size: int) -> tuple[WholeBody, Connection]:
     transport = Connection()
-    sanic = SimpleNamespace(transport=transport)
+    sanic = SimpleNamespace(transport=transport, record=lambda data: None)
     http = SimpleNamespace(protocol=sanic, recv_buffer=bytearray(b"abc"), request_bytes_left=size)
     return WholeBody(http), transport
 
@@ -189,7 +189,9 @@ async def test_a_long_body_takes_memory_as_it_comes_and_is_whole_at_the_end() ->
     size = 5 * FIRST_BYTES + 3
     transport = Connection()
     http = SimpleNamespace(
-        protocol=SimpleNamespace(transport=transport), recv_buffer=bytearray(b"abc"), request_bytes_left=size
+        protocol=SimpleNamespace(transport=transport, record=lambda data: None),
+        recv_buffer=bytearray(b"abc"),
+        request_bytes_left=size,
     )
     body = WholeBody(http, taken.append)
     assert taken == [FIRST_BYTES], "a length alone holds little"
@@ -216,7 +218,9 @@ async def test_a_body_for_which_there_is_no_more_room_is_refused_while_it_comes(
 
     transport = Connection()
     http = SimpleNamespace(
-        protocol=SimpleNamespace(transport=transport), recv_buffer=bytearray(), request_bytes_left=4 * FIRST_BYTES
+        protocol=SimpleNamespace(transport=transport, record=lambda data: None),
+        recv_buffer=bytearray(),
+        request_bytes_left=4 * FIRST_BYTES,
     )
     body = WholeBody(http, take)
     waiting = asyncio.create_task(body.receive(0, 60))

@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--supervisor", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--listener", type=int)
+    parser.add_argument("--store", type=int)
     args = parser.parse_args()
     spec = DeploymentSpec.load(args.spec)
     start_logging(args.name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import string
+from collections.abc import Sequence
 from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final
@@ -16,6 +17,8 @@ from sanic.exceptions import BadRequest, PayloadTooLarge, RequestTimeout
 from sanic.http import Http, Stage
 from sanic.server.protocols.websocket_protocol import WebSocketProtocol
 
+from mstar_core.api.handover.keeper import KeptConnection
+from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.http.head import BadHead, checked_head
 
 HEAD_S: Final = 10.0
@@ -52,6 +55,7 @@ class StrictHttp(Http):
     async def http1_request_header(self) -> None:
         """Receive and check a request head. Raises BadRequest, PayloadTooLarge, RequestTimeout."""
         buffer, end = self.recv_buffer, self.recv_buffer.find(HEAD_END)
+        self.protocol.await_request(len(buffer))
         if end < 0:
             try:
                 async with asyncio.timeout(self.head_s):  # data that trickles in does not extend it
@@ -115,8 +119,28 @@ class StrictHttp(Http):
             self.expecting_continue = False
             if response.status != 417:
                 lines.insert(0, b"HTTP/1.1 100 Continue\r\n\r\n")
+        is_whole = end_stream or has_no_body(response.status)
+        if is_whole:
+            self._ends()
         await self._send(b"".join((*lines, b"\r\n", data)))
-        self.stage = Stage.IDLE if end_stream or has_no_body(response.status) else Stage.RESPONSE
+        self.stage = Stage.IDLE if is_whole else Stage.RESPONSE
+
+    async def http1_response_chunked(self, data: bytes, end_stream: bool) -> None:
+        """Send a part of a chunked body."""
+        if end_stream:
+            self._ends()
+        await super().http1_response_chunked(data, end_stream)
+
+    async def http1_response_normal(self, data: bytes, end_stream: bool) -> None:
+        """Send a part of a body of known length."""
+        if len(data) == self.response_bytes_left:
+            self._ends()
+        await super().http1_response_normal(data, end_stream)
+
+    def _ends(self) -> None:
+        """Record that the next write ends the response. Sanic still reads the rest of a body that was not used."""
+        if not self.request_body:
+            self.protocol.ends_response(len(self.recv_buffer))
 
     def _frame(self, data: bytes, end_stream: bool) -> bytes:
         """Choose the framing of the body. Returns its first bytes as they are sent."""
@@ -161,12 +185,22 @@ class StrictHttp(Http):
 
 
 class Connection(WebSocketProtocol):
-    """One connection of the api. has_served: a request head was received on it."""
+    """One connection of the api. has_served: a request head was received on it.
+
+    kept: the copy that the supervisor has, None if the connection ends with this process. continues: the next request
+    was begun by another process, which recorded it.
+    """
 
     HTTP_CLASS = StrictHttp
-    __slots__ = ("has_served",)
+    __slots__ = ("continues", "has_served", "kept")
 
-    def __init__(self, app: Sanic[Any, Any], connections: set[Any], state: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        app: Sanic[Any, Any],
+        connections: set[Any],
+        state: dict[str, Any],
+        kept: KeptConnection | None = None,
+    ) -> None:
         super().__init__(
             loop=asyncio.get_running_loop(),
             app=app,
@@ -177,6 +211,71 @@ class Connection(WebSocketProtocol):
             websocket_ping_timeout=app.config.WEBSOCKET_PING_TIMEOUT,
         )
         self.has_served = False
+        self.continues = False
+        self.kept = kept
+
+    def connection_made(self, transport: Any) -> None:
+        """Start to serve."""
+        if self.kept is not None:
+            transport = RecordedTransport(transport, self.kept.recording)
+        super().connection_made(transport)  # type: ignore[no-untyped-call]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the handler, and end the copy of the connection."""
+        super().connection_lost(exc)  # type: ignore[no-untyped-call]
+        if self.kept is not None:
+            self.kept.end()
+
+    def data_received(self, data: bytes) -> None:
+        """Record and handle received bytes."""
+        self.record(data)
+        super().data_received(data)  # type: ignore[no-untyped-call]
+
+    def go_on(self, rest: bytes) -> None:
+        """Go on where another process was killed. rest: recorded bytes that it did not send."""
+        assert self.kept is not None and isinstance(self.transport, RecordedTransport)
+        recording = self.kept.recording
+        self.transport.write_recorded(rest)
+        if recording.record.is_closing:
+            self.transport.close()
+            return
+        self.has_served = True
+        if recording.record.is_active:
+            self.continues = True
+            if recording.record.total > recording.record.start:
+                self.transport.mute()
+        if recording.record.request_bytes:
+            super().data_received(recording.request())  # type: ignore[no-untyped-call]
+
+    def record(self, data: bytes | memoryview) -> None:
+        """Record received bytes of a request."""
+        if self.kept is not None:
+            self.kept.recording.received(data)
+
+    def await_request(self, unread: int) -> None:
+        """Record that no request is in progress. unread: received bytes of the next one."""
+        if self.kept is not None and not self.continues:
+            self.kept.recording.await_request(unread)
+
+    def ends_response(self, unread: int) -> None:
+        """Record that the next write ends a response. unread: received bytes of the next request."""
+        if self.kept is not None:
+            self.kept.recording.ends(unread)
+
+    def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write several parts without joining them."""
+        transport: Any = self.transport
+        if isinstance(transport, RecordedTransport):
+            transport.writelines(parts)
+            return
+        for part in parts:
+            transport.write(part)
+
+    async def websocket_handshake(self, request: Any, subprotocols: Any = None) -> Any:
+        """Complete the handshake. A WebSocket ends with this process."""
+        if self.kept is not None:
+            self.kept.release()
+        return await super().websocket_handshake(request, subprotocols)
 
     @property
     def is_idle(self) -> bool:

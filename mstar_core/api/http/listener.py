@@ -10,7 +10,6 @@ import errno
 import heapq
 import logging
 import os
-import resource
 import socket
 import ssl
 import time
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from sanic import Sanic
 
+from mstar_core.api.handover.keeper import MOST_ADOPTIONS, RESET, Keeper, KeptConnection
 from mstar_core.api.http.connection import HEAD_S, Connection
 from mstar_core.api.http.websocket import dismiss
 
@@ -28,9 +28,6 @@ ACCEPTS: Final = 64
 
 RESERVED_FDS: Final = 128
 """Descriptors that connections leave for everything else: processes, tensors, spool files."""
-
-MOST_FDS: Final = 1 << 20
-"""Some container runtimes set a hard limit of a billion, which programs that close all descriptors walk through."""
 
 LEAST: Final = 8
 EVICTED_SHARE: Final = 32
@@ -43,22 +40,16 @@ EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("mstar.api.listener")
 
 
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard limit. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(soft, min(hard, MOST_FDS))
-    if soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
-
-
 def allowed_connections(configured: int, descriptors: int, used: int) -> int:
     """Return the limit of connections. descriptors: limit of the process; used: those open now."""
     return max(LEAST, min(configured, descriptors - used - min(RESERVED_FDS, (descriptors - used) // 2)))
 
 
 class Listener:
-    """Accepts connections. limit: most connections at a time, handshakes included."""
+    """Accepts connections. limit: most connections at a time, handshakes included.
+
+    keeper: leaves copies of plain connections with the supervisor. A TLS session ends with its process.
+    """
 
     def __init__(
         self,
@@ -67,11 +58,13 @@ class Listener:
         limit: int,
         tls: ssl.SSLContext | None = None,
         *,
+        keeper: Keeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.connections: set[Connection] = set()
         self.limit = limit
         self.tls = tls
+        self._keeper = keeper
         self._app = app
         self._socket = sock
         self._clock = clock
@@ -178,25 +171,56 @@ class Listener:
             task.cancel()
         return len(chosen) + len(late)
 
+    async def adopt(self) -> None:
+        """Go on with the connections of an earlier api, before new ones are accepted."""
+        for client, kept in await self._keeper.take() if self._keeper is not None else ():
+            try:
+                await self._adopt(client, kept)
+            except Exception:  # isolation boundary: one connection
+                log.exception("a connection of the last process cannot go on")
+                client.close()
+                kept.release()
+
+    async def _adopt(self, client: socket.socket, kept: KeptConnection) -> None:
+        rest, record = kept.recording.unsent(client), kept.recording.record
+        is_lost = record.request_bytes < 0 or record.adoptions > MOST_ADOPTIONS
+        if rest is None or is_lost:
+            why = "it is larger than its recording" if record.adoptions <= MOST_ADOPTIONS else "too many processes died"
+            log.error("a request cannot go on: %s", why, extra={"facts": {"request": record.request_id}})
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            client.close()
+            kept.release()
+            return
+        client.setblocking(False)
+        connection = Connection(self._app, self.connections, self._state, kept)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
+        connection.go_on(rest)
+
     async def _connect(self, client: socket.socket) -> None:
-        handshake_s = HEAD_S if self.tls is not None else None
+        tls, kept = self.tls, None
+        handshake_s = HEAD_S if tls is not None else None
+        if tls is None and self._keeper is not None:
+            kept = self._keeper.keep(client)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._connection, client, ssl=self.tls, ssl_handshake_timeout=handshake_s
+                lambda: Connection(self._app, self.connections, self._state, kept),
+                client,
+                ssl=tls,
+                ssl_handshake_timeout=handshake_s,
             )
+            return
         except OSError:
             pass  # the client is gone, or its handshake failed
         except Exception:  # isolation boundary: one connection
             client.close()
             log.exception("a connection could not be set up")
+        if kept is not None:
+            kept.release()
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         client = self._handshakes.pop(task)
         if task.cancelled():
             client.close()
-
-    def _connection(self) -> Connection:
-        return Connection(self._app, self.connections, self._state)
 
     def _say(self, kind: str, text: str, *args: object) -> None:
         """Log a warning, at most once per `LOG_S` and kind."""

@@ -110,8 +110,7 @@ class ChunkedBody:
             raise RequestCancelled
         if len(data) >= UNCOPIED_BYTES:
             self.flush()
-            for part in (b"%x\r\n" % len(data), memoryview(data), b"\r\n"):
-                protocol.transport.write(part)
+            protocol.write_parts((b"%x\r\n" % len(data), memoryview(data), b"\r\n"))
             return True
         self._parts.append(b"".join((b"%x\r\n" % len(data), data, b"\r\n")))
         if len(data) >= LARGE_BYTES:
@@ -119,6 +118,11 @@ class ChunkedBody:
         elif len(self._parts) == 1:
             self._batch.add(self)
         return True
+
+    @property
+    def pending_bytes(self) -> int:
+        """Size of the parts that wait for the next loop iteration."""
+        return sum(map(len, self._parts))
 
     def flush(self) -> None:
         """Write pending parts. Call it before anything else is written, or the connection is aborted."""
@@ -235,6 +239,7 @@ class WholeBody(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Count received bytes."""
+        self._sanic.record(memoryview(self.data)[self._end : self._end + nbytes])
         self._count(nbytes)
         if self._full.done():
             self._leave()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from sanic.response import HTTPResponse
@@ -31,7 +30,7 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
     form = _format(body)
     call = await _call(exchange, body, rest)
     frame = ChatFrame(
-        request_id=exchange.request_id, created=int(time.time()), model=service.deployment.name, seed=call.seed
+        request_id=exchange.request_id, created=int(exchange.created), model=service.deployment.name, seed=call.seed
     )
     async with open_group(exchange, call, count) as group:
         if not body.stream:

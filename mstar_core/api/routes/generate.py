@@ -57,7 +57,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
         call = dataclasses.replace(call, outputs=(*call.outputs, *(kind for kind, is_made in told if is_made)))
-    async with service.open(call, key=exchange.key, started=exchange.started) as session:
+    async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
         exchange.warn(session.warnings)
         if options.is_streamed:
             await _stream(exchange, session, options)

@@ -64,7 +64,7 @@ async def _generate(
         images = [await _image(exchange, body, group, index, parts) for index, parts in enumerate(chunks)]
         exchange.warn(group.warnings)
         usage = msgspec.convert(group.usage, Usage)
-        answer = Images(created=int(time.time()), data=images, usage=usage, output_format=body.output_format)
+        answer = Images(created=int(exchange.created), data=images, usage=usage, output_format=body.output_format)
         return exchange.json(answer)
 
 

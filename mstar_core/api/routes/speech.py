@@ -35,7 +35,7 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     body, rest = await read_body(exchange, SpeechRequest)
     form = audio_format(body.response_format)
     call = _call(exchange, body, rest)
-    async with service.open(call, key=exchange.key, started=exchange.started) as session:
+    async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
         exchange.warn(session.warnings)
         exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
         exchange.headers["X-Speech"] = speech_kind(service.model)

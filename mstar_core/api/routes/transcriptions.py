@@ -70,7 +70,7 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
             code="unsupported_parameter",
         )
     call = _call(exchange, body, rest, file)
-    async with service.open(call, key=exchange.key, started=exchange.started) as session:
+    async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
         exchange.warn(session.warnings)
         if not body.stream:
             return await _whole(exchange, session, body.response_format)

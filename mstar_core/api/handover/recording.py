@@ -1,0 +1,299 @@
+"""Recording of one connection in a memory file: the request in progress, and the response bytes not yet accepted.
+
+Written by the api before each write to the socket, read by the next api. The file has no name and belongs to the two
+processes that hold it. Layout: number of the valid record, two records, request bytes, response bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import termios
+from collections.abc import Mapping, Sequence
+from typing import Final, Self
+
+import msgspec
+
+from mstar_core.errors import TransportError
+
+KIB, MIB = 1 << 10, 1 << 20
+VALID: Final = struct.Struct("=Q")
+LENGTH: Final = struct.Struct("=I")
+RECORD_BYTES: Final = 32 * KIB
+REQUEST_BYTES: Final = 16 * MIB
+"""Longest request, head and body, that can be continued."""
+
+RESPONSE_BYTES: Final = 16 * MIB
+"""Most bytes of a response that the client has not read and that can be continued."""
+
+_RECORDS: Final = mmap.PAGESIZE
+_REQUEST: Final = _RECORDS + 2 * RECORD_BYTES
+_RESPONSE: Final = _REQUEST + REQUEST_BYTES
+_SIZE: Final = _RESPONSE + RESPONSE_BYTES
+KEPT_PAGES_BYTES: Final = 64 * KIB
+"""Memory that an idle connection keeps; more is returned to the system."""
+
+_ACKED_AT: Final = 120
+"""Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h)."""
+
+Units = Mapping[str, int]
+
+
+class Record(msgspec.Struct, array_like=True):
+    """State of a connection. Positions count the response bytes of the connection from its beginning.
+
+    base: bytes that the kernel had counted before. total: written so far. origin: position of the first byte in the
+    response area, -1 if some bytes did not fit. request_bytes: in the request area, -1 if they did not fit. is_active:
+    a request is being handled, with this id, trace id, start (monotonic) and time of creation; its response begins at
+    `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
+    request; next_units: those at the end of what is being written behind it. is_closing: the connection ends after
+    these bytes. adoptions: number of processes that continued the request.
+    """
+
+    base: int = 0
+    total: int = 0
+    origin: int = 0
+    request_bytes: int = 0
+    is_active: bool = False
+    is_closing: bool = False
+    adoptions: int = 0
+    request_id: str = ""
+    trace_id: str = ""
+    started: float = 0.0
+    created: float = 0.0
+    start: int = 0
+    mark: int = 0
+    units: list[Units] = []
+    next_units: list[Units] = []
+
+
+_decoder = msgspec.msgpack.Decoder(Record)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Recording:
+    """The memory file of a connection. Owned by it; written by the transport and by the request in progress."""
+
+    def __init__(self, fd: int, record: Record) -> None:
+        """fd: of the memory file; the caller closes it. Raises OSError if it cannot be mapped."""
+        self.record = record
+        self._memory = mmap.mmap(fd, _SIZE)
+        self._valid = 0
+        self._ending: int | None = None
+        self._marks: list[tuple[int, list[Units]]] = []
+
+    @classmethod
+    def create(cls, sock: socket.socket | None = None) -> tuple[Self, int]:
+        """Return an empty recording and its descriptor, which the caller closes. Raises OSError.
+
+        sock: the connection, whose bytes so far are not counted.
+        """
+        fd = os.memfd_create("mstar-connection", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _SIZE)
+            recording = cls(fd, Record(base=counted_bytes(sock) if sock is not None else 0))
+            recording._commit()
+        except BaseException:
+            os.close(fd)
+            raise
+        return recording, fd
+
+    @classmethod
+    def adopt(cls, fd: int) -> Self:
+        """Return the recording of another process. Raises OSError, and TransportError if it is not valid."""
+        if os.fstat(fd).st_size != _SIZE:
+            raise TransportError("a recording has the wrong size")
+        recording = cls(fd, Record())
+        recording._load()
+        recording.record.adoptions += 1
+        recording._commit()
+        return recording
+
+    def close(self) -> None:
+        """Unmap the memory. Safe to call twice."""
+        self._memory.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the memory was unmapped; nothing is recorded then."""
+        return self._memory.closed
+
+    # request
+
+    def received(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes of the request."""
+        record, size = self.record, len(data)
+        if self._memory.closed or record.request_bytes < 0 or not size:
+            return
+        end = record.request_bytes + size
+        if end > REQUEST_BYTES:
+            record.request_bytes = -1
+        else:
+            self._memory[_REQUEST + record.request_bytes : _REQUEST + end] = data
+            record.request_bytes = end
+        self._commit()
+
+    def await_request(self, unread: int) -> None:
+        """Note that no request is in progress. unread: received bytes that belong to the next one."""
+        if self._memory.closed or not (self.record.is_active or self.record.request_bytes != unread):
+            return
+        self._end_request(unread)
+        self._commit()
+
+    def begin(self, request_id: str, trace_id: str, started: float, created: float) -> None:
+        """Note that a request is being handled. started: monotonic time; created: seconds since the epoch."""
+        record = self.record
+        if self._memory.closed:
+            return
+        record.is_active, record.request_id, record.trace_id = True, request_id, trace_id
+        record.started, record.created = started, created
+        record.start = record.mark = record.total
+        record.units, record.next_units = [], []
+        self._marks.clear()
+        self._commit()
+
+    def request(self) -> bytes:
+        """Return the bytes of the request in progress."""
+        return self._memory[_REQUEST : _REQUEST + max(0, self.record.request_bytes)]
+
+    # response
+
+    def mark(self, position: int, units: list[Units]) -> None:
+        """Note that the response holds exactly these units at a position, which may still have to be written."""
+        if self._memory.closed:
+            return
+        if position > self.record.total:
+            self._marks.append((position, units))
+        else:
+            self._marks.clear()
+            self.record.mark, self.record.units = position, units
+            if position > self.record.start:  # a response that has not begun is not continued but made again
+                self._commit()
+
+    def sends(self, units: list[Units]) -> None:
+        """Note the units that the response will hold when the outputs that are being written have been written."""
+        self.record.next_units = units  # recorded with the next write
+
+    def ends(self, unread: int) -> None:
+        """Note that the next write ends the response. unread: received bytes that belong to the next request."""
+        self._ending = unread
+
+    def sent(self, parts: Sequence[bytes | bytearray | memoryview], unaccepted: int) -> None:
+        """Record bytes before they are written to the socket. unaccepted: earlier bytes that the kernel did not take.
+
+        One call is recorded as a whole or not at all.
+        """
+        record = self.record
+        if self._memory.closed:
+            return
+        size = sum(map(len, parts))
+        offset = self._room(size, unaccepted)
+        if offset is not None:
+            for part in parts:
+                self._memory[_RESPONSE + offset : _RESPONSE + offset + len(part)] = part
+                offset += len(part)
+        record.total += size
+        while self._marks and self._marks[0][0] <= record.total:
+            record.mark, record.units = self._marks.pop(0)
+        if self._ending is not None:
+            self._end_request(self._ending)
+        self._commit()
+
+    def closes(self) -> None:
+        """Note that the connection ends when everything that was recorded has been sent."""
+        if not self._memory.closed and not self.record.is_closing:
+            self.record.is_closing = True
+            self._commit()
+
+    def unsent(self, sock: socket.socket) -> bytes | None:
+        """Return the recorded bytes that the kernel has not accepted from an earlier process, None if some are missing.
+
+        Raises OSError.
+        """
+        return self.response(counted_bytes(sock) - self.record.base)
+
+    def response(self, position: int) -> bytes | None:
+        """Return the recorded bytes from a position on, None if some of them did not fit."""
+        record = self.record
+        if position == record.total:
+            return b""
+        if record.origin < 0 or not record.origin <= position < record.total:
+            return None
+        return self._memory[_RESPONSE + position - record.origin : _RESPONSE + record.total - record.origin]
+
+    def _room(self, size: int, unaccepted: int) -> int | None:
+        """Return the offset for `size` bytes, None if they do not fit. Then nothing fits until all are accepted."""
+        record = self.record
+        if not unaccepted:
+            record.origin = record.total  # everything before is with the kernel
+        if record.origin < 0:
+            return None
+        if record.total + size - record.origin > RESPONSE_BYTES:
+            if unaccepted + size > RESPONSE_BYTES:
+                record.origin = -1
+                return None
+            end = _RESPONSE + record.total - record.origin
+            kept = self._memory[end - unaccepted : end]
+            # The bytes are recorded at a new place only after this one is invalid, so that a death in between is seen.
+            origin, record.origin = record.total - unaccepted, -1
+            self._commit()
+            self._memory[_RESPONSE : _RESPONSE + unaccepted] = kept
+            record.origin = origin
+        return record.total - record.origin
+
+    def _end_request(self, unread: int) -> None:
+        record, used = self.record, self.record.request_bytes
+        self._ending = None
+        self._marks.clear()
+        record.is_active, record.units, record.next_units, record.adoptions = False, [], [], 0
+        if used < 0:
+            record.request_bytes = -1 if unread else 0
+        elif unread:
+            self._memory[_REQUEST : _REQUEST + unread] = self._memory[_REQUEST + used - unread : _REQUEST + used]
+            record.request_bytes = unread
+        else:
+            record.request_bytes = 0
+        if used < 0 or used > KEPT_PAGES_BYTES:
+            self._memory.madvise(mmap.MADV_REMOVE, _REQUEST + KEPT_PAGES_BYTES, REQUEST_BYTES - KEPT_PAGES_BYTES)
+
+    def _commit(self) -> None:
+        """Write the record beside the valid one, then make it the valid one."""
+        data = _encoder.encode(self.record)
+        if len(data) > RECORD_BYTES - LENGTH.size:
+            self.record.request_bytes = -1  # such a request cannot be continued
+            self.record.units, self.record.next_units = [], []
+            data = _encoder.encode(self.record)
+        number = 1 - self._valid
+        at = _RECORDS + number * RECORD_BYTES
+        self._memory[at : at + LENGTH.size + len(data)] = LENGTH.pack(len(data)) + data
+        VALID.pack_into(self._memory, 0, number)
+        self._valid = number
+
+    def _load(self) -> None:
+        (self._valid,) = VALID.unpack_from(self._memory, 0)
+        at = _RECORDS + self._valid * RECORD_BYTES
+        (size,) = LENGTH.unpack_from(self._memory, at) if self._valid in (0, 1) else (0,)
+        try:
+            self.record = _decoder.decode(self._memory[at + LENGTH.size : at + LENGTH.size + size])
+        except msgspec.MsgspecError as error:
+            raise TransportError("a recording cannot be read", str(error)) from error
+
+
+def counted_bytes(sock: socket.socket) -> int:
+    """Return the bytes of a TCP connection that the kernel has accepted so far, up to a constant of the connection.
+
+    They are the acknowledged ones and those in its send queue. Raises OSError.
+    """
+    while True:
+        before = _acknowledged(sock)
+        queued = int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])  # SIOCOUTQ
+        if _acknowledged(sock) == before:  # otherwise a part may have been counted twice
+            return before + queued
+
+
+def _acknowledged(sock: socket.socket) -> int:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
+    return int(struct.unpack_from("=Q", info, _ACKED_AT)[0])

@@ -1,0 +1,113 @@
+"""Recording of a connection: what the next process reads, whenever the one that writes is killed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from mstar_core.api.handover.recording import (
+    KEPT_PAGES_BYTES,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    Recording,
+    counted_bytes,
+)
+
+Made = tuple[Recording, int]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """A recording and its descriptor."""
+    recording, fd = Recording.create()
+    yield recording, fd
+    recording.close()
+    os.close(fd)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection, the server's first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+    with client, server:
+        yield server, client
+
+
+def seen(fd: int) -> Recording:
+    """The recording as another process reads it."""
+    return Recording.adopt(fd)
+
+
+def test_the_kernel_counts_each_byte_once_whether_read_or_not(pair: tuple[socket.socket, socket.socket]) -> None:
+    server, client = pair
+    base, sent = counted_bytes(server), 0
+    server.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            sent += server.send(b"x" * 100_000)
+            assert counted_bytes(server) - base == sent
+    received = len(client.recv(1 << 20))
+    while received < sent:
+        received += len(client.recv(1 << 20))
+        assert counted_bytes(server) - base == sent
+
+
+def test_the_request_in_progress_is_kept_and_ends_with_the_last_write(made: Made) -> None:
+    recording, fd = made
+    recording.received(b"POST / HTTP/1.1\r\n\r\n")
+    recording.begin("req", "trace", 1.5, 2.5)
+    recording.received(b"body")
+    other = seen(fd)
+    assert other.request() == b"POST / HTTP/1.1\r\n\r\nbody"
+    assert other.record.is_active and (other.record.request_id, other.record.started) == ("req", 1.5)
+    recording.received(b"NEXT")
+    recording.ends(unread=4)
+    recording.sent([b"answer"], 0)
+    other = seen(fd)
+    assert (other.record.is_active, other.request(), other.response(0)) == (False, b"NEXT", b"answer")
+
+
+def test_a_mark_counts_once_its_bytes_are_written(made: Made) -> None:
+    recording, fd = made
+    recording.begin("req", "trace", 0.0, 0.0)
+    recording.sends([{"text": 1}])
+    recording.sent([b"one"], 0)
+    recording.mark(3, [{"text": 1}])
+    recording.sends([{"text": 2}])
+    recording.mark(6, [{"text": 2}])  # its bytes wait for the next iteration of the loop
+    assert (seen(fd).record.mark, seen(fd).record.units) == (3, [{"text": 1}])
+    recording.sends([{"text": 3}])
+    recording.sent([b"two", b"thr"], 3)
+    record = seen(fd).record
+    assert (record.total, record.mark, record.units) == (9, 6, [{"text": 2}])
+    assert record.next_units == [{"text": 3}]
+
+
+def test_bytes_that_the_client_does_not_read_are_kept_up_to_the_limit(made: Made) -> None:
+    recording, fd = made
+    recording.sent([b"a" * 10], 0)
+    recording.sent([b"b" * (RESPONSE_BYTES - 5)], 5)
+    assert seen(fd).response(5) == b"a" * 5 + b"b" * (RESPONSE_BYTES - 5)
+    recording.sent([b"c"], RESPONSE_BYTES)
+    assert seen(fd).response(10) is None, "a client must not get a response with a gap"
+    recording.sent([b"d"], 0)
+    assert seen(fd).response(RESPONSE_BYTES + 6) == b"d"
+
+
+def test_a_long_request_is_not_continued_and_leaves_no_memory(made: Made) -> None:
+    recording, fd = made
+    recording.received(b"x" * REQUEST_BYTES)
+    recording.received(b"y")
+    assert seen(fd).record.request_bytes < 0
+    assert os.fstat(fd).st_blocks * 512 > REQUEST_BYTES
+    recording.begin("req", "trace", 0.0, 0.0)
+    recording.ends(unread=0)
+    recording.sent([b"answer"], 0)
+    assert seen(fd).record.request_bytes == 0
+    assert os.fstat(fd).st_blocks * 512 < 8 * KEPT_PAGES_BYTES
