@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ class Connection:
         if self.is_broken:
             raise RuntimeError("the socket is broken")
         self.written.append(data)
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        self.written += parts
 
     def abort(self) -> None:
         self.is_closed = True
