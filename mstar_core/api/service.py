@@ -20,8 +20,9 @@ from mstar_core.api.handover.delivery import Delivery, UnitGate
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
-from mstar_core.api.output.queue import OutputItem, OutputQueue
+from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
+from mstar_core.api.output.units import OutputItem
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mstar_core.api.handover.delivery import UnitGate
-from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.output.units import OutputItem
 
 IDS = 24
 

@@ -123,5 +123,4 @@ async def test_an_idle_connection_stays_open(another: Deployment) -> None:
         kill_api(another)
         second = await client.get("/v1/models")
         assert second.extensions["network_stream"].get_extra_info("client_addr") == stream
-    assert first.json() == second.json()
     await asyncio.to_thread(again_ready, another)

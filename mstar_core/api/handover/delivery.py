@@ -14,16 +14,12 @@ from typing import Final
 
 from mstar_core.api.handover.recording import Units
 from mstar_core.api.handover.transport import RecordedTransport
-from mstar_core.api.output.queue import Array, OutputItem
+from mstar_core.api.output.units import STREAMED, OutputItem, ids_or_samples
 
 DONE: Final = "done"
 """Unit of an item whose end has been written; not the name of a port."""
 
 log = logging.getLogger("mstar.api.handover")
-
-
-STREAMED: Final = ("text", "audio")
-"""Modalities whose outputs are cut anywhere: a unit is an id or a sample. Other outputs are one unit each."""
 
 
 class UnitGate:
@@ -78,7 +74,7 @@ class UnitGate:
             return item, None
         if room <= 0:
             return None, item
-        array = _streamed(item)
+        array = ids_or_samples(item)
         return replace(item, array=array[:room]), replace(item, array=array[room:])
 
 
@@ -88,12 +84,7 @@ def covers(counts: Units, target: Units) -> bool:
 
 
 def _units(item: OutputItem) -> int:
-    return len(_streamed(item)) if item.modality in STREAMED else 1
-
-
-def _streamed(item: OutputItem) -> Array:
-    """Return a streamed output with one unit per element of axis 0: ids [n], samples [n] or [n, channels]."""
-    return item.array.reshape(-1) if item.modality == "text" or not item.array.ndim else item.array
+    return len(ids_or_samples(item)) if item.modality in STREAMED else 1
 
 
 class Delivery:
