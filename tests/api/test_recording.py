@@ -13,17 +13,17 @@ from mstar_core.api.handover.recording import (
     KEPT_PAGES_BYTES,
     REQUEST_BYTES,
     RESPONSE_BYTES,
-    Recording,
+    ConnectionRecording,
     counted_bytes,
 )
 
-Made = tuple[Recording, int]
+Made = tuple[ConnectionRecording, int]
 
 
 @pytest.fixture
 def made() -> Iterator[Made]:
     """A recording and its descriptor."""
-    recording, fd = Recording.create()
+    recording, fd = ConnectionRecording.create()
     yield recording, fd
     recording.close()
     os.close(fd)
@@ -39,9 +39,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield server, client
 
 
-def seen(fd: int) -> Recording:
+def seen(fd: int) -> ConnectionRecording:
     """The recording as another process reads it."""
-    return Recording.adopt(fd)
+    return ConnectionRecording.adopt(fd)
 
 
 def test_the_kernel_counts_each_byte_once_whether_read_or_not(pair: tuple[socket.socket, socket.socket]) -> None:

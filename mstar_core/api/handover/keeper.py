@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from mstar_core.api.handover.recording import Recording
+from mstar_core.api.handover.recording import ConnectionRecording
 from mstar_core.errors import TransportError
 from mstar_core.transport.fd_store import FdStoreClient, Kept
 
@@ -26,7 +26,7 @@ log = logging.getLogger("mstar.api.handover")
 class KeptConnection:
     """One connection of which the supervisor has a copy. recording: what the next api needs to continue it."""
 
-    def __init__(self, sock: socket.socket, recording: Recording, drop: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, recording: ConnectionRecording, drop: Callable[[], None]) -> None:
         self.recording = recording
         self._socket = sock
         self._drop = drop
@@ -59,7 +59,7 @@ class Keeper:
     def keep(self, sock: socket.socket) -> KeptConnection | None:
         """Record a new connection and leave a copy of it; None, after a log entry, if that is not possible."""
         try:
-            recording, memory = Recording.create(sock)
+            recording, memory = ConnectionRecording.create(sock)
         except OSError as error:
             log.warning("a connection cannot be recorded and will end with this process: %s", error)
             return None
@@ -81,7 +81,7 @@ class Keeper:
     def _adopted(self, kept: Kept) -> tuple[socket.socket, KeptConnection] | None:
         try:
             sock = socket.socket(fileno=kept.connection)
-            recording = Recording.adopt(kept.memory)
+            recording = ConnectionRecording.adopt(kept.memory)
         except (OSError, TransportError) as error:
             log.error("a connection of the last process cannot go on: %s", error)
             self._store.drop(kept.key)

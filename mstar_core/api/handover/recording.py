@@ -74,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Recording:
+class ConnectionRecording:
     """The memory file of a connection. Owned by it; written by the transport and by the request in progress."""
 
     def __init__(self, fd: int, record: Record) -> None:

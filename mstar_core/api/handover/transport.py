@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from mstar_core.api.handover.recording import Recording
+from mstar_core.api.handover.recording import ConnectionRecording
 
 Data = bytes | bytearray | memoryview
 
@@ -14,7 +14,7 @@ Data = bytes | bytearray | memoryview
 class RecordedTransport(asyncio.Transport):
     """A transport whose writes are recorded. The replay of a request passes only what the client does not have."""
 
-    def __init__(self, transport: asyncio.Transport, recording: Recording) -> None:
+    def __init__(self, transport: asyncio.Transport, recording: ConnectionRecording) -> None:
         super().__init__()
         self.recording = recording
         self._transport = transport
