@@ -136,6 +136,14 @@ def set_words(incomplete: str) -> list[str]:
     return values if "=" in incomplete else [f"{item.key}=" for item in plain]
 
 
+@_quiet
+def live_words(incomplete: str) -> list[str]:
+    """Complete deployments, and the keys of `[NAME] KEY=VALUE` that change while one runs."""
+    from mstar_core.config.live import LIVE_SETTINGS
+
+    return [*deployment_names(""), *(f"{key}=" for key in LIVE_SETTINGS)]
+
+
 def _choices(item: Any) -> tuple[str, ...]:
     return ("true", "false") if item.kind == "boolean" else item.choices
 

@@ -175,6 +175,15 @@ ENDPOINTS: Final = (
         errors=(409, 503),
     ),
     Endpoint(
+        name="set",
+        method="POST",
+        path="/v1/config",
+        doc="Change keys that can change while the deployment runs. Returns the new and the old values.",
+        body=(Parameter("values", 'value by key, such as {"max_queue": 64}', "object"),),
+        status=202,
+        errors=(400,),
+    ),
+    Endpoint(
         name="cordon",
         method="POST",
         path="/v1/ranks/{id}/cordon",

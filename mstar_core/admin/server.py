@@ -128,6 +128,7 @@ class AdminServer:
             "resume": self._acts(target.resume),
             "reload": self._reload,
             "restart": self._restart,
+            "set": self._set,
             "cordon": self._cordon,
             "uncordon": self._uncordon,
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
@@ -254,6 +255,12 @@ class AdminServer:
         if flag(request, "rolling"):
             return self._acted(request, lambda: {"operation": self._deployment.operations.restart()})
         return self._act(request, self._deployment.ask_restart)
+
+    async def _set(self, request: Request) -> HTTPResponse:
+        values = body(request, {"values": dict}).get("values")
+        if not values:
+            raise UsageError("no value is given", hint='send {"values": {"max_queue": 64}}')
+        return self._acted(request, lambda: self._deployment.operations.set_values(values))
 
     async def _cordon(self, request: Request, key: str) -> HTTPResponse:
         return self._acted(request, lambda: self._deployment.operations.cordon(rank(key)))

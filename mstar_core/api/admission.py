@@ -56,6 +56,11 @@ class AdmissionQueue:
         """Return whether a new request gets a slot immediately; implies that no request waits."""
         return self.running < self.max_concurrent_requests and not self.is_paused
 
+    def limit(self, max_concurrent_requests: int, max_queue: int, per_key: int) -> None:
+        """Change the limits. Requests that have a slot or a place keep it."""
+        self.max_concurrent_requests, self.max_queue, self.per_key = max_concurrent_requests, max_queue, per_key
+        self._admit()
+
     def pause(self, *, is_paused: bool) -> None:
         """Make new requests wait for a slot, or let them go on."""
         self.is_paused = is_paused

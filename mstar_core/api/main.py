@@ -34,6 +34,7 @@ from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.api.registry import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.live import take_live
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import PluginError, Unavailable
 from mstar_core.host.certificates import load_certificate
@@ -167,20 +168,21 @@ class ApiProcess:
         self.link.close()
 
     def _reload(self) -> None:
-        """Take the keys and the certificate from the spec, which the supervisor has checked and written.
+        """Take keys, certificate and live limits from the spec, which the supervisor has checked and written.
 
         Raises StartError, and keeps all of them, if the certificate has become unusable since that check.
         """
-        api = DeploymentSpec.load(RunDirectory(Path(self.spec.run_dir)).spec).api
+        newer = DeploymentSpec.load(RunDirectory(Path(self.spec.run_dir)).spec)
+        api, spec = newer.api, take_live(self.spec, newer)
         hide_secrets(api.secrets)
-        kept = msgspec.structs.replace(self.spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys)
+        kept = msgspec.structs.replace(spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys)
         self._tls = tls_context(kept)
-        self.spec = msgspec.structs.replace(self.spec, api=kept)
+        self.spec = msgspec.structs.replace(spec, api=kept)
         if self._listener is not None:
             self._listener.tls = self._tls  # open connections keep theirs
         if self._service is not None:
-            self._service.deployment = self.spec
-        log.info("keys and certificate reloaded", extra={"facts": {"keys": len(api.api_keys)}})
+            self._service.reconfigure(self.spec)
+        log.info("keys, certificate and limits reloaded", extra={"facts": {"keys": len(api.api_keys)}})
 
     def _make_app(self, detokenizer: Callable[[], Detokenizer] | None) -> Sanic[Any, Any]:
         self._service = service = Service(

@@ -249,6 +249,12 @@ class Service:
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
 
+    def reconfigure(self, deployment: DeploymentSpec) -> None:
+        """Take a deployment with other keys or limits. Requests in flight and in the queue stay."""
+        self.deployment = deployment
+        api = deployment.api
+        self.admission.limit(deployment.max_concurrent_requests, deployment.max_queue, api.max_requests_per_key)
+
     def _why_waiting(self) -> str:
         if self.admission.is_paused:
             return "a process of the deployment is being restarted"

@@ -22,7 +22,7 @@ from mstar_core.conductor.waiting import WaitingRequests
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import EngineError, PeerStalled, TimedOut, TransportError, WorkerLost
 from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
-from mstar_core.messages.life import Cordon, Cordoned, PeerDown, PeerReady
+from mstar_core.messages.life import Cordon, Cordoned, PeerDown, PeerReady, Reload
 from mstar_core.messages.names import API, SUPERVISOR, rank_of, worker_name
 from mstar_core.messages.requests import (
     CancelRequest,
@@ -67,6 +67,7 @@ class Conductor:
         max_seq_len: int,
         clock: Callable[[], float],
         has_prefix_caches: bool = True,
+        read_plan: Callable[[], Plan] | None = None,
     ) -> None:
         self.spec = spec
         self.router = Router(spec, plan, has_prefix_caches)
@@ -83,6 +84,7 @@ class Conductor:
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
+        self._read_plan = read_plan or (lambda: plan)
         self._producers = _producers(spec)
         self._stopping_walks = _walks_with_stop(spec)
         self._walks: dict[str, tuple[str, frozenset[str]]] = {}
@@ -118,6 +120,8 @@ class Conductor:
                 self._peer_down(message)
             case Cordon():
                 self._cordon(message)
+            case Reload():
+                self.router.replan(self._read_plan())
             case _:
                 self.unknown += 1
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
 
 from mstar_core.conductor.conductor import Conductor
+from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.graph_view import graph_of
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.observe.frames import GRAPH_FACT
@@ -105,6 +108,7 @@ def main(argv: list[str] | None = None) -> None:
                     max_seq_len=spec.max_seq_len,
                     clock=time.monotonic,
                     has_prefix_caches=spec.kv_cache.prefix_cache,
+                    read_plan=lambda: DeploymentSpec.load(RunDirectory(Path(spec.run_dir)).spec).plan,
                 )
                 keep_start()
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})

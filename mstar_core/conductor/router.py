@@ -175,6 +175,11 @@ class Router:
                     ranks.setdefault(stream, set()).add(where[node])
         return sorted(stream for stream, sources in ranks.items() if len(sources) > 1)
 
+    def replan(self, plan: Plan) -> None:
+        """Take another placement. Requests keep the replicas that were chosen for them."""
+        self.plan, self._reads = plan, None
+        self._known.clear()
+
     @property
     def idle_cordons(self) -> list[int]:
         """Cordoned ranks without an open request."""

@@ -79,6 +79,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     folder: checkpoint folder; required, because random weights are refused.
     max_concurrent_requests: the configured number, or the one that the devices carry.
     weights_source: `tiny`, `mini`, `folder` or `official`.
+    slots: requests at once that each rank was started for; None: max_concurrent_requests, which may be set live.
     admin_group: group whose members may read the admin socket.
     gpus: device -> key of its lock (host/gpu_locks.py).
     upload_dir: parent of the folder that spools request media (None: the run directory).
@@ -95,6 +96,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     log_dir: str
     plan: Plan
     max_concurrent_requests: int = 32
+    slots: int | None = None
     folder: str | None = None
     weights_source: str = "folder"
     cache_dir: str | None = None
@@ -115,6 +117,11 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     unused: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def rank_slots(self) -> int:
+        """Requests at once that each rank is started for."""
+        return self.max_concurrent_requests if self.slots is None else self.slots
 
     @property
     def ipc_dir(self) -> Path:

@@ -14,6 +14,7 @@ ITEM: Final = "[]"
 """Placeholder of an index in the keys of a list of sections: `node_groups[].ranks`."""
 
 REREAD: Final = "`mstarctl reload` reads it again."
+LIVE: Final = "`mstarctl set` changes it while the deployment runs."
 UNSET: Final = object()
 
 
@@ -23,7 +24,7 @@ class ConfigKey:
 
     doc: one line. default_text: shown if the default depends on something; default: then it replaces the field's.
     nullable: `null` is allowed (None: as the field's type). is_reread: the value names a file that `mstarctl reload`
-    reads again; no other value changes while a deployment runs.
+    reads again. is_live: `mstarctl set` changes the value; no other value changes while a deployment runs.
     """
 
     doc: str
@@ -36,15 +37,17 @@ class ConfigKey:
     is_required: bool = False
     nullable: bool | None = None
     is_reread: bool = False
+    is_live: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(ValueSpec):
-    """One configuration key as files, options and pages see it. default_text, is_reread: see `ConfigKey`."""
+    """One configuration key as files, options and pages see it. default_text, is_reread, is_live: see `ConfigKey`."""
 
     key: str
     default_text: str = ""
     is_reread: bool = False
+    is_live: bool = False
 
     @property
     def parent(self) -> str:
@@ -99,7 +102,7 @@ def _setting(key: str, value_type: Any, field_default: Any, declared: ConfigKey)
     return Setting(
         key=key,
         kind="mapping" if kind == "object" else kind,
-        doc=f"{declared.doc} {REREAD}" if declared.is_reread else declared.doc,
+        doc=" ".join([declared.doc, *[REREAD] * declared.is_reread, *[LIVE] * declared.is_live]),
         default=default,
         default_text=declared.default_text,
         required=declared.is_required,
@@ -109,4 +112,5 @@ def _setting(key: str, value_type: Any, field_default: Any, declared: ConfigKey)
         le=declared.le,
         choices=declared.choices,
         is_reread=declared.is_reread,
+        is_live=declared.is_live,
     )

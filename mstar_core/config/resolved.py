@@ -191,7 +191,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, ConfigKey("Port to listen on.", ge=1, le=65535)] = 8000
     bind_when_ready: Annotated[bool, ConfigKey("Listen only once the model is ready.")] = False
     console: Annotated[bool, ConfigKey("Serve the web page at `/`.")] = True
-    strict_model: Annotated[bool, ConfigKey("Refuse requests that name another model.")] = False
+    strict_model: Annotated[bool, ConfigKey("Refuse requests that name another model.", is_live=True)] = False
     api_key_file: Annotated[str | None, ConfigKey("File with the API keys, one per line.", is_reread=True)] = None
     metrics_key_file: Annotated[
         str | None, ConfigKey("File with keys that open /metrics and nothing else.", is_reread=True)
@@ -200,14 +200,19 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     unknown_params: Annotated[str, ConfigKey("Effect of an unknown request parameter.", choices=("error", "warn"))] = (
         "error"
     )
-    timeout_s: Annotated[float, ConfigKey("Maximum seconds of a request, queue included.", gt=0, le=86400)] = 600.0
+    timeout_s: Annotated[
+        float, ConfigKey("Maximum seconds of a request, queue included.", gt=0, le=86400, is_live=True)
+    ] = 600.0
     stall_timeout_s: Annotated[
-        float, ConfigKey("Seconds without reading after which a client counts as disconnected.", gt=0, le=86400)
+        float,
+        ConfigKey("Seconds without reading after which a client counts as disconnected.", gt=0, le=86400, is_live=True),
     ] = 30.0
     max_body_bytes: Annotated[int, ConfigKey("Most bytes of a request body.", ge=1024, le=TIB)] = 128 * MIB
-    max_text_bytes: Annotated[int, ConfigKey("Most bytes of a text field.", ge=1, le=TIB)] = MIB
-    max_files: Annotated[int, ConfigKey("Most uploaded files of a request.", ge=0, le=4096)] = 32
-    max_speech_chars: Annotated[int, ConfigKey("Most characters of a speech request.", ge=1, le=1_048_576)] = 4096
+    max_text_bytes: Annotated[int, ConfigKey("Most bytes of a text field.", ge=1, le=TIB, is_live=True)] = MIB
+    max_files: Annotated[int, ConfigKey("Most uploaded files of a request.", ge=0, le=4096, is_live=True)] = 32
+    max_speech_chars: Annotated[
+        int, ConfigKey("Most characters of a speech request.", ge=1, le=1_048_576, is_live=True)
+    ] = 4096
     pool_processes: Annotated[
         int | None,
         ConfigKey(
@@ -217,9 +222,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=256,
         ),
     ] = None
-    max_n: Annotated[int, ConfigKey("Most answers (`n`) of one request.", ge=1, le=128)] = 8
+    max_n: Annotated[int, ConfigKey("Most answers (`n`) of one request.", ge=1, le=128, is_live=True)] = 8
     max_requests_per_key: Annotated[
-        int, ConfigKey("Most requests of one API key at once; 0 means no limit.", ge=0, le=1_048_576)
+        int, ConfigKey("Most requests of one API key at once; 0 means no limit.", ge=0, le=1_048_576, is_live=True)
     ] = 0
     max_connections: Annotated[
         int, ConfigKey("Most connections at once; at the limit, idle ones are closed.", ge=8, le=1_048_576)
@@ -321,11 +326,17 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             default_text="128 on GPUs of 120 GiB and more, 64 from 75 GiB on, else 32; fewer if caches are small",
             ge=1,
             le=65_536,
+            is_live=True,
         ),
     ] = None
     max_queue: Annotated[
         int,
-        ConfigKey("Requests that wait beyond the running ones; further ones are refused with 429.", ge=0, le=1_048_576),
+        ConfigKey(
+            "Requests that wait beyond the running ones; further ones are refused with 429.",
+            ge=0,
+            le=1_048_576,
+            is_live=True,
+        ),
     ] = 128
     token_budget: Annotated[
         int, ConfigKey("Most tokens of one step; longer prompts are prefilled in chunks.", ge=1, le=1_048_576)

@@ -141,7 +141,10 @@ class LogLevel(msgspec.Struct, frozen=True, kw_only=True, tag="log_level"):
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True, tag="reload"):
-    """Supervisor to api: the keys or the certificate changed. The api reads them from the run directory's spec."""
+    """Supervisor to api and conductor: the run directory's spec has changed.
+
+    The api reads the keys, the certificate and the live limits from it, the conductor the placement.
+    """
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit_defaults=True):

@@ -254,14 +254,19 @@ class Supervisor:
         """Read the files of keys and the certificate again. Raises ConfigError or StartError; then nothing changes."""
         api = with_keys(self.spec.api)
         load_certificate(api.tls_cert, api.tls_key)
-        self.spec = msgspec.structs.replace(self.spec, api=api)
         hide_secrets(api.secrets)
-        write_spec(self.run_dir, self.spec)
-        if (child := self.children.get(API)) is not None and child.state in REACHABLE:
-            self._outbound.send(API, Reload())
+        self.respecify(msgspec.structs.replace(self.spec, api=api))
         read = {"api_keys": len(api.api_keys), "metrics_keys": len(api.metrics_keys)}
         self.events.add("config.reloaded", **read)
         return {**read, "certificate": api.tls_cert}
+
+    def respecify(self, spec: DeploymentSpec) -> None:
+        """Replace the spec, for processes that start later and for those that read changes of it."""
+        self.spec = spec
+        write_spec(self.run_dir, spec)
+        for name in (CONDUCTOR, API):
+            if (child := self.children.get(name)) is not None and child.state in REACHABLE:
+                self._outbound.send(name, Reload())
 
     @property
     def cordoned(self) -> frozenset[int]:

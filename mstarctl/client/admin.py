@@ -130,6 +130,12 @@ class AdminClient:
         """Send an action by its path. Raises as `get`."""
         return self._json("POST", path, arguments)
 
+    def send(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send an action with a JSON body. Raises as `get`."""
+        with self._answer("POST", path, {}, json.dumps(body).encode()) as response:
+            answer: dict[str, Any] = json.loads(response.read())
+            return answer
+
     def __enter__(self) -> Self:
         return self
 
@@ -144,10 +150,12 @@ class AdminClient:
             return answer
 
     @contextmanager
-    def _answer(self, method: str, path: str, arguments: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    def _answer(
+        self, method: str, path: str, arguments: Mapping[str, Any], body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
         connection = UnixConnection(self._path, self._timeout_s)
         try:
-            connection.request(method, f"{path}?{urlencode(arguments)}" if arguments else path)
+            connection.request(method, f"{path}?{urlencode(arguments)}" if arguments else path, body)
             response = connection.getresponse()
             if response.status >= 400:
                 raise error_of(response.status, response.read())

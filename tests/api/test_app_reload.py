@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from mstar_core.config.live import with_live
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Reload
 from tests.api.conftest import Api, Started
@@ -26,6 +27,21 @@ async def reload(api: Api, **changes: object) -> None:
     (Path(spec.run_dir) / "spec.json").write_bytes(msgspec.structs.replace(spec, api=changed).encode())
     api.fake.tell(Reload())
     await api.until(lambda: api.process.spec is not spec)
+
+
+async def test_limits_that_were_set_live_hold_for_requests_in_flight_too(started: Started) -> None:
+    async with started(begin) as api:
+        link = api.process.link
+        spec = with_live(api.process.spec, {"max_concurrent_requests": 1, "max_queue": 0, "api.timeout_s": 9}, "noon")
+        async with api.client.stream("POST", "/generate", data=GOOD) as answer:
+            request = await api.fake.next_request()
+            (Path(spec.run_dir) / "spec.json").write_bytes(spec.encode())
+            api.fake.tell(Reload())
+            await api.until(lambda: link.gauges()["slots"] == 1)
+            assert (await api.client.post("/generate", data=GOOD)).status_code == 429
+            assert api.process.spec.api.timeout_s == 9
+            api.fake.finish(request.handle)
+            assert answer.status_code == 200 and (await answer.aread()).count(b"\n") == 1
 
 
 async def test_a_metrics_key_opens_the_metrics_alone(started: Started) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, get_args, get_type_hints
 import msgspec
 import pytest
 
-from mstar_core.config.key import REREAD, ConfigKey, settings_of
+from mstar_core.config.key import LIVE, REREAD, ConfigKey, settings_of
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SECTIONS, SETTINGS, values_of, words_of
 
@@ -64,6 +64,11 @@ def test_a_key_that_a_reload_reads_again_says_so() -> None:
     again = {item.key for item in SETTINGS if item.is_reread}
     assert again == {"api.api_key_file", "api.metrics_key_file", "api.tls_cert", "api.tls_key"}
     assert all(item.doc.endswith(REREAD) == item.is_reread for item in SETTINGS)
+
+
+def test_a_key_that_changes_live_says_so() -> None:
+    assert {"max_queue", "max_concurrent_requests", "api.timeout_s"} <= {i.key for i in SETTINGS if i.is_live}
+    assert all(item.doc.endswith(LIVE) == item.is_live for item in SETTINGS)
 
 
 def test_every_value_of_the_record_has_its_key_by_the_same_name() -> None:

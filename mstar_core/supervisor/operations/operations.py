@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.live import with_live
+from mstar_core.config.schema import values_of
 from mstar_core.errors import MstarError, StateConflict, Unavailable
 from mstar_core.messages.life import Cordon
 from mstar_core.supervisor.events import Events
@@ -23,6 +27,9 @@ class OperableDeployment(RollingDeployment, Protocol):
     state: str
     reason: str
     events: Events
+
+    def respecify(self, spec: DeploymentSpec) -> None:
+        """Replace the spec and make the processes read it that can."""
 
     @property
     def is_restarting(self) -> bool:
@@ -98,6 +105,19 @@ class Operations:
         if not is_over:
             self._deployment.events.add("rank.evicted", ranks=sorted(ranks), after_s=limit_s)
             cordons.evict(ranks)
+
+    # -- settings -----------------------------------------------------------------------------------------------
+
+    def set_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Change live keys of the configuration. Returns the new and the old values. Raises ConfigError."""
+        deployment = self._deployment
+        before, at = values_of(deployment.spec), time.strftime("%Y-%m-%d %H:%M:%S%z")
+        spec = with_live(deployment.spec, values, at)
+        after = values_of(spec)
+        changed = {key: {"value": after[key], "before": before[key]} for key in values}
+        deployment.respecify(spec)
+        deployment.events.add("config.set", values={key: after[key] for key in values})
+        return {"values": changed}
 
     # -- operations ---------------------------------------------------------------------------------------------
 

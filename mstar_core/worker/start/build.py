@@ -323,7 +323,7 @@ def _kv_runner(
     captures: GraphCache,
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
-    slots = node.kv.slots(spec.max_concurrent_requests)
+    slots = node.kv.slots(spec.rank_slots)
     settings = KVSettings(
         device=device,
         dtype=dtype,
@@ -372,7 +372,7 @@ def pool_plans(
     request = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
     plans: dict[str, PoolPlan] = {}
     for node, kv in kv_nodes:
-        slots = kv.slots(spec.max_concurrent_requests)
+        slots = kv.slots(spec.rank_slots)
         share = shares[node.name]
         why = budget.sum_text if share == 1 else f"{share:.4g} of {budget.sum_text}"
         plans[node.name] = plan_pool(
