@@ -349,7 +349,7 @@ class Link:
             self._metrics.late.inc()
             return
         if message.error.code == WorkerLost.code:
-            self.attempts.lost(live, message.lost, message.error.message)
+            self.attempts.lost(live, message.lost, message.error.message, is_planned=message.is_planned)
             return
         live.is_over = True
         if message.error.detail:  # a death has none: it is logged once, with all requests that it fails
@@ -380,7 +380,7 @@ class Link:
             interrupted = [live for live in self._registry if live.is_sent and not live.is_over]
         log_lost(log, message, [live.request_id for live in interrupted])
         for live in interrupted:
-            self.attempts.lost(live, CONDUCTOR, message.public)
+            self.attempts.lost(live, CONDUCTOR, message.public, is_planned=message.is_planned)
         for output_queue in self.output_queues.values():
             output_queue.worker_down(message.name, message.public)
         self._tensors.reclaim(message.name, message.incarnation)

@@ -59,12 +59,16 @@ class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up"):
 
 
 class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down", omit_defaults=True):
-    """Supervisor to everyone: this process has ended. cause: one sentence for operators; public: one for clients."""
+    """Supervisor to everyone: this process has ended. cause: one sentence for operators; public: one for clients.
+
+    is_planned: the supervisor has ended it, for a restart.
+    """
 
     name: str
     incarnation: int
     cause: str
     public: str = "a process died"
+    is_planned: bool = False
 
 
 class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omit_defaults=True):

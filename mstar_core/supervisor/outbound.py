@@ -66,9 +66,11 @@ class Outbound:
         """Tell the others that a child accepts work."""
         self.broadcast(_peer_ready(child), child.name)
 
-    def part(self, child: Child, cause: str, public: str) -> None:
+    def part(self, child: Child, cause: str, public: str, *, is_planned: bool = False) -> None:
         """Tell the others that a child is gone, and drop its pending messages. public: the cause for clients."""
-        down = PeerDown(name=child.name, incarnation=child.incarnation, cause=cause, public=public)
+        down = PeerDown(
+            name=child.name, incarnation=child.incarnation, cause=cause, public=public, is_planned=is_planned
+        )
         self.broadcast(down, child.name)
         self._courier.disconnect(child.name, child.incarnation)
 

@@ -456,7 +456,7 @@ class Supervisor:
         if self._ended.is_set() or child.ending:
             return
         if child.renewing:
-            self._part(child, "it is being restarted", "the deployment is restarting")
+            self._part(child, "it is being restarted", "the deployment is restarting", is_planned=True)
             return
         if child.ends_with_group:
             return
@@ -513,9 +513,9 @@ class Supervisor:
             member.signal(signal.SIGKILL)
         return record
 
-    def _part(self, child: Child, cause: str, public: str) -> None:
+    def _part(self, child: Child, cause: str, public: str, *, is_planned: bool = False) -> None:
         self._peers.ended(child.name, child.incarnation)
-        self._outbound.part(child, cause, public)
+        self._outbound.part(child, cause, public, is_planned=is_planned)
         self.publisher.part(child.name)
         self.changes.notify()
         # Readings of a dead process would show requests and pages that no longer exist.

@@ -176,6 +176,17 @@ async def test_deaths_of_two_kinds_are_survived_and_a_third_is_not(started: Star
     assert [error["code"] for error in sound.errors] == ["worker_lost"]
 
 
+async def test_restarts_on_purpose_do_not_count(started: Started) -> None:
+    async with started() as api, stream(api) as sound:
+        for count in range(1, 6):
+            request = await api.fake.next_request(count)
+            api.fake.lose(request.handle, "worker-0", "its worker is taken out of service", is_planned=count != 3)
+        last = await api.fake.next_request(6)
+        send(api.fake, last, size=4000)
+        api.fake.finish(last.handle)
+    assert sound.pcm == SAMPLES.tobytes() and not sound.errors
+
+
 async def test_a_request_without_a_ready_replica_is_sent_again_to_wait_for_one(started: Started) -> None:
     async with started() as api:
         async with stream(api) as sound:

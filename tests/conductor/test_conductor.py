@@ -28,7 +28,7 @@ from mstar_core.graph import (
     Stream,
     StreamingGraphEdge,
 )
-from mstar_core.messages.life import PeerDown, PeerReady
+from mstar_core.messages.life import Cordon, PeerDown, PeerReady
 from mstar_core.messages.requests import (
     CancelRequest,
     ErrorInfo,
@@ -253,6 +253,15 @@ def test_a_worker_that_does_not_read_fails_the_requests_that_need_it(
         closed = [name for name, sent in post.sent if sent == CloseRequest(handle=message.handle)]
         assert closed == ["worker-0", "worker-1"]
     assert not any(record.exc_info for record in caplog.records), "no fault of this process"
+
+
+def test_an_end_on_purpose_is_reported_as_such(conductor: Conductor, post: FakeCourier) -> None:
+    conductor.on(request(1))
+    conductor.on(Cordon(number=1, ranks=[0], evict=[0]))
+    conductor.on(request(2))
+    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="renewed", public="restarting", is_planned=True))
+    failed = [m for _, m in post.take() if isinstance(m, RequestFailed)]
+    assert [(m.handle, m.lost, m.is_planned) for m in failed] == [(1, "worker-0", True), (2, "worker-0", True)]
 
 
 def test_a_resumed_request_waits_for_a_ready_replica_within_its_deadline(

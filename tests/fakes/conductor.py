@@ -93,10 +93,13 @@ class FakeDeployment:
         courier.connect("api", endpoint, incarnation)
         self.tell(PeerUp(name=name, incarnation=life, endpoint=mailbox_endpoint(self.ipc, name, life)))
 
-    def lose(self, handle: int, process: str = "worker-0", public: str = "a worker died") -> None:
+    def lose(
+        self, handle: int, process: str = "worker-0", public: str = "a worker died", *, is_planned: bool = False
+    ) -> None:
         """Report as the conductor that a death has ended a request."""
         error = ErrorInfo(message=public, code="worker_lost", status=503)
-        self.tell(RequestFailed(handle=handle, error=error, lost=process), sender="conductor")
+        failed = RequestFailed(handle=handle, error=error, lost=process, is_planned=is_planned)
+        self.tell(failed, sender="conductor")
 
     def audio(self, handle: int, samples: int = 2048, *, value: int = 7, seq: int | None = None) -> None:
         """Send one chunk of audio."""

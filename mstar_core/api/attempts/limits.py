@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 from mstar_core.api.attempts.record import AttemptRecord
@@ -11,6 +10,8 @@ from mstar_core.errors import WorkerLost
 from mstar_core.messages.names import process_rank
 
 MOST_ATTEMPTS: Final = 3
+"""Attempts that deaths may end; those whose process was taken out of service on purpose do not count."""
+
 MOST_DEATHS: Final = 1
 """Deaths of processes of one kind that a request may survive. One that met another of that kind may be their cause."""
 
@@ -23,16 +24,18 @@ def last_error(record: AttemptRecord) -> WorkerLost | None:
         return lost(cause, f"the request cannot be resumed: {record.unresumable}")
     if record.journal.is_full:
         return lost(cause, "the request cannot be resumed: it has drawn more ids than the journal holds")
-    kind, deaths = Counter(process_kind(attempt.lost) for attempt in reversed(ended)).most_common(1)[0]
-    if deaths > MOST_DEATHS:
-        detail = "; ".join(f"{attempt.lost}: {attempt.cause}" for attempt in ended)
+    if ended[-1].is_planned:
+        return None
+    deaths = [attempt for attempt in ended if not attempt.is_planned]
+    kind = process_kind(ended[-1].lost)
+    if sum(process_kind(attempt.lost) == kind for attempt in deaths) > MOST_DEATHS:
         return PoisonRequest(
             f"{cause}, and so did another {kind} with the same request, which may be the cause",
-            detail,
+            "; ".join(f"{attempt.lost}: {attempt.cause}" for attempt in deaths),
             "do not send it again without changes",
         )
-    if len(record.attempts) >= MOST_ATTEMPTS:
-        return lost(cause, f"that was attempt {MOST_ATTEMPTS}, the last one")
+    if len(deaths) >= MOST_ATTEMPTS:
+        return lost(cause, f"it is the death number {MOST_ATTEMPTS} for this request")
     return None
 
 

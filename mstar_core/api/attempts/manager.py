@@ -68,11 +68,11 @@ class Attempts:
         if live is not None and live.record is not None:
             live.record.journal.add(message)
 
-    def lost(self, live: LiveRequest, process: str, cause: str) -> None:
+    def lost(self, live: LiveRequest, process: str, cause: str, *, is_planned: bool = False) -> None:
         """Start the next attempt of a request after a death, or fail it if that was its last one.
 
         process: name of the dead process, empty if no replica was ready and the attempt has not begun. cause: of the
-        death, one sentence for clients.
+        death, one sentence for clients. is_planned: see `Attempt`.
         """
         record = live.record
         if record is None or live.error is not None or live.is_parked:
@@ -81,6 +81,7 @@ class Attempts:
         error: WorkerLost | None
         if process:
             attempt.lost, attempt.lost_at, attempt.cause = process, self.clock(), cause
+            attempt.is_planned = is_planned
             error = last_error(record)
         else:
             record.attempts.pop()
