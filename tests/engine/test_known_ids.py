@@ -147,6 +147,22 @@ def test_new_attempts_are_preempted_like_others(lookahead: int) -> None:
     assert [[int(driver.done[first].outputs["token"]), *driver.ids[loop]] for first, loop in keys] == expected
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_preemption_between_chunks_of_known_ids_loses_and_repeats_none(lookahead: int) -> None:
+    engine = make_engine(num_pages=15, lookahead=lookahead, token_budget=4, prefix_cache=False)
+    (expected,) = generate([(IDS[:4], 44, WARM)], num_pages=64)
+    driver = Driver(engine, lookahead)
+    driver.open(0)
+    driver.prefill(0, IDS[:4])
+    driver.decode(0, 40)
+    driver.open(1, WARM)
+    first = driver.prefill(1, IDS[:4], known=expected[0])
+    loop = driver.decode(1, 44, known=tuple(expected[1:42]))
+    driver.run()
+    assert not driver.failed and engine.memory().preempted
+    assert [int(driver.done[first].outputs["token"]), *driver.ids[loop]] == expected
+
+
 def replace_seed(seed: int) -> SamplingParams:
     return SamplingParams(temperature=1.1, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.5, seed=seed)
 
