@@ -106,6 +106,24 @@ def test_adjusted_logits_give_the_ids_of_one_rank_before_and_after_the_capture_o
     assert follower.kinds.count("Capture") == 4
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_known_ids_are_taken_on_every_rank(lookahead: int) -> None:
+    """Seen ids and counts of a follower show in its draws, and its last ids in the checksums."""
+    requests = [REQUESTS[2], ADJUSTED]
+    wanted = generate(requests, **FEW)
+    with pair(lookahead=lookahead, **FEW) as (engine, follower):
+        driver = Driver(engine, lookahead)
+        loops = []
+        for handle, ((ids, steps, sampling), drawn) in enumerate(zip(requests, wanted, strict=True)):
+            driver.open(handle, sampling)
+            driver.prefill(handle, ids, known=drawn[0])
+            loops.append(driver.decode(handle, steps, known=tuple(drawn[1:10])))
+        driver.run()
+    assert [driver.ids[loop] for loop in loops] == [drawn[1:] for drawn in wanted]
+    mine, theirs = (each._runner._slots for each in (engine, follower.engines["LM"]))
+    assert torch.equal(mine.counts(), theirs.counts()) and torch.equal(mine.seen, theirs.seen)
+
+
 def test_loop_passes_are_replayed_with_their_device_inputs() -> None:
     wanted = flows(make_engine(spec=FLOWING, vocab=0), [0, 1, 2])
     with pair(spec=replace(FLOWING, name="LM"), vocab=0, graphs=(1,)) as (engine, follower):

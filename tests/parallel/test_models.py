@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from mstar_core.config.files.resolution import resolve
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
+from mstar_core.conformance.resuming import known_ids
 from mstar_core.conformance.samples import greedy
+from mstar_core.messages.requests import Resume
 from tests.families.families import ROOT, SPECS
 from tests.parallel.two_ranks import parallel_runtime
 
@@ -83,6 +86,23 @@ def assert_answers_of_one_rank(
 def test_two_ranks_answer_as_one_does(name: str) -> None:
     nodes, samples = MODELS[name]
     assert_answers_of_one_rank(miniature(name), [nodes], samples)
+
+
+@pytest.mark.parametrize("name", ["orpheus", "qwen3_omni"])
+def test_new_attempts_go_on_at_two_ranks_as_at_one(name: str) -> None:
+    nodes, samples = MODELS[name]
+    mini = miniature(name)
+    asks = [replace(ask, is_journaled=True) for ask in asks_named(mini, samples)]
+    wanted = mini.runtime(SETTINGS).ask(*asks)
+    again = [
+        replace(ask, resume=Resume(attempt=2, ids=known_ids(one, 0.6))) for ask, one in zip(asks, wanted, strict=True)
+    ]
+    with parallel_runtime(mini.spec, mini.folder, [nodes], SETTINGS, processor=mini.processor) as (runtime, _):
+        found = runtime.ask(*again)
+        assert runtime.leaks() == []
+    for one, other in zip(found, wanted, strict=True):
+        same(one, other)
+        assert one.drawn == other.drawn
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
