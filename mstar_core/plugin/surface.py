@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, ClassVar, Final
 
 
@@ -79,12 +80,14 @@ EVENTS: Final = (PROGRESS, PARTIAL_IMAGE)
 """Modalities sent only to requests that ask for them. They are not outputs of a model."""
 
 SERIES: Final = frozenset(("text", "audio"))
-"""Modalities whose outputs follow each other as one series: ids, or samples."""
+"""Modalities whose outputs are cut anywhere: a unit is an id or a sample. Other outputs are one unit each."""
 
 
-def units_of(modality: str, elements: int) -> int:
-    """Return the units of an output of so many elements: ids or samples of a series, else one, such as an image."""
-    return elements if modality in SERIES else 1
+def units_of(modality: str, shape: Sequence[int]) -> int:
+    """Return the units of an output: ids, samples ([n] or [n, channels]), else one, such as an image."""
+    if modality not in SERIES:
+        return 1
+    return prod(shape) if modality == "text" or not shape else shape[0]
 
 
 ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")

@@ -740,7 +740,7 @@ class Executor:
         elif modality == "audio" and self._jobs.urgency(request) > 0:
             self.underruns += 1  # playback has caught up
         request.emitted_units += tensor.numel()
-        if request.delivered and request.skips(port, units_of(modality, tensor.numel())):
+        if request.delivered and request.skips(port, units_of(modality, tensor.shape)):
             return
         narrow = narrowed(tensor, modality, request.params.get("output_dtype"))
         skipped = request.skipped.pop(port, 0) if request.skipped else 0

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from mstar_core.errors import EngineError
-from mstar_core.plugin.surface import EVENTS, PROGRESS
+from mstar_core.plugin.surface import EVENTS, PROGRESS, units_of
 
 Array = npt.NDArray[np.generic]
-
-STREAMED: Final = ("text", "audio")
-"""Modalities whose outputs are cut anywhere: a unit is an id or a sample. Other outputs are one unit each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ class NewUnits:
         start = self._reached[port] + skipped
         if start > known:
             raise EngineError(f"{start - known} units of {port} were left out that the client does not have")
-        count = len(ids_or_samples(item)) if item.modality in STREAMED else 1
+        count = units_of(item.modality, item.array.shape)
         self._reached[port] = end = start + count
         if end < known or (count and end == known):
             return None
