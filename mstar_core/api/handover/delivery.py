@@ -14,7 +14,8 @@ from typing import Final
 
 from mstar_core.api.handover.recording import Units
 from mstar_core.api.handover.transport import RecordedTransport
-from mstar_core.api.output.units import STREAMED, OutputItem, ids_or_samples
+from mstar_core.api.output.units import OutputItem, ids_or_samples
+from mstar_core.plugin.surface import units_of
 
 DONE: Final = "done"
 """Unit of an item whose end has been written; not the name of a port."""
@@ -84,7 +85,7 @@ def covers(counts: Units, target: Units) -> bool:
 
 
 def _units(item: OutputItem) -> int:
-    return len(ids_or_samples(item)) if item.modality in STREAMED else 1
+    return units_of(item.modality, item.array.shape)
 
 
 class Delivery:
