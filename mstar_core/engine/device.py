@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
+from typing import Final
 
 import torch
 
 from mstar_core.errors import ConfigError, StartError
+
+FREEING_S: Final = 5.0
+"""Longest wait for the memory of a process that died."""
+
+FREEING_POLL_S: Final = 0.05
 
 _NAME = re.compile(r"^(cpu|cuda(:\d+)?)$")
 
@@ -38,6 +45,16 @@ def prepare_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
         # TF32 would round float32 convolutions to ten bits: samples of a vocoder were off by 4e-3.
         torch.backends.cudnn.allow_tf32 = False
+
+
+def await_free_memory(device: torch.device, limit_s: float = FREEING_S) -> None:
+    """Wait until the free memory of a GPU no longer grows: the driver may still free that of a process that died."""
+    if device.type != "cuda":
+        return
+    until, free = time.monotonic() + limit_s, -1
+    while (now := torch.cuda.mem_get_info(device)[0]) > free and time.monotonic() < until:
+        free = now
+        time.sleep(FREEING_POLL_S)
 
 
 def check_device(device: torch.device) -> None:

@@ -104,6 +104,9 @@ class NodeRunner(ABC):
     def capture(self) -> None:
         """Capture the steps that are captured before the first request. Raises StartError if memory is short."""
 
+    def queue_captures(self) -> None:
+        """Queue the steps that `capture` captures: `idle` captures them while the node serves, the fullest first."""
+
     def compile_later(self) -> None:
         """Run each queued capture once on padding without capturing it, which compiles its kernels."""
 

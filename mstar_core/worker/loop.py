@@ -10,6 +10,7 @@ from typing import Final
 
 from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
+from mstar_core.engine.late_warmup import LateWarmup
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
@@ -44,6 +45,7 @@ class Worker:
 
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
     that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
+    late: the warm-up of a worker that serves first.
     """
 
     mailbox: Mailbox
@@ -56,6 +58,7 @@ class Worker:
     peer_memory: PeerMemory | None = None
     kernels: KernelLog = field(default_factory=KernelLog)
     shown: Mapping[str, str] = field(default_factory=dict)
+    late: LateWarmup | None = None
     early: EarlyMessages = field(default_factory=EarlyMessages)
     leftovers: Leftovers = field(default_factory=Leftovers)
     spin: Spin = field(default_factory=Spin)
@@ -93,7 +96,8 @@ class Worker:
         came = self.drain()
         if self.arrivals is not None and self.arrivals.is_waiting:
             came += self.take_arrivals(self.arrivals)
-        launched = self.steps.launch()
+        is_held = self.late is not None and self.late.is_due()
+        launched = [] if is_held else self.steps.launch()
         collected = 0
         for result in self.steps.collect(launched):
             self.executor.take(result)
@@ -112,6 +116,8 @@ class Worker:
             self.spin.rouse()
         elif in_flight:
             self.steps.wait(lambda: self.outbox.can_send or self.has_arrived or self.mailbox.wait(0.0))
+        elif self.late is not None and is_held:
+            self.late.work()
         elif self.outbox.is_waiting or (self.arrivals is not None and self.arrivals.is_waiting):
             time.sleep(COPY_NAP_S)
         elif not self.work_in_the_quiet(now):
@@ -122,6 +128,8 @@ class Worker:
         """Let runners do a piece of deferred work after a quiet time. Returns whether it was time for that."""
         if not self.has_idle_work or now - self.quiet_since < QUIET_S:
             return False
+        if self.late is not None and self.late.work_in_the_quiet(has_requests=bool(self.executor.requests)):
+            return True
         self.has_idle_work = any([runner.idle() for runner in self.runners.values()])
         return True
 
@@ -132,6 +140,8 @@ class Worker:
             due = min(due, max(0.0, self.report.due - now))
         if self.has_idle_work:
             due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
+        if self.late is not None:
+            due = min(due, self.late.wait_s())
         if self.outbox.journal.is_waiting:
             due = min(due, self.outbox.journal.wait_s)
         return due

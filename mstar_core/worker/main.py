@@ -15,6 +15,7 @@ from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.device import resolve_device
 from mstar_core.engine.group.link import GroupEnded, PlanSender
 from mstar_core.engine.group.plans import StopPlans
+from mstar_core.engine.late_warmup import LateWarmup, serves_first
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.names import worker_name
@@ -114,7 +115,8 @@ def _worker(
 ) -> Worker:
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     kernels = KernelLog()
-    runners = build_runners(spec, model, rank, life, device, kernels, lead)
+    late = LateWarmup() if serves_first(life.incarnation) else None
+    runners = build_runners(spec, model, rank, life, device, kernels, lead, late)
     kernels.serve()
     peer_memory = peer_memory_of(spec, rank, life)
     outbox = Outbox(life.name, rank.rank, courier, transport, peer_memory=peer_memory)
@@ -142,6 +144,7 @@ def _worker(
         kernels=kernels,
         peer_memory=peer_memory,
         shown=shown_names(model, rank),
+        late=late,
     )
 
 

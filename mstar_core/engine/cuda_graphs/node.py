@@ -48,6 +48,7 @@ class NodeGraphs:
         self._name = spec.name
         self._slots = node.slots
         self._budget = token_budget
+        self._unplanned: CaptureSizes | None = None
         draws = node.sampler is not None
         if draws:
             self.decode = DecodeSteps(node, cache, id_port=id_port, values=values)
@@ -76,6 +77,16 @@ class NodeGraphs:
             self.cache.queue += prompts
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
+
+    def queue(self, sizes: CaptureSizes) -> None:
+        """Queue the captures of a node that serves already: those of decode steps first, the largest of them foremost.
+
+        It holds every decode batch. Prompts and further sizes follow when these are captured.
+        """
+        self.cache.report = None
+        if self.decode is not None:
+            self.decode.plan(sizes.decode)
+            self._unplanned = sizes
 
     def trace(self, sizes: CaptureSizes, compiling: Compiling) -> None:
         """Go through the steps of all sizes inside `compiling_only`: two steps if the kernel cache has their kernels.
@@ -106,10 +117,15 @@ class NodeGraphs:
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""
-        if self.cache.is_complete:
-            return False
         with torch.inference_mode():
-            return self.cache.capture_next()
+            is_left = not self.cache.is_complete and self.cache.capture_next()
+            if self._unplanned is not None and not is_left:
+                sizes, self._unplanned = self._unplanned, None
+                self._plan(sizes.decode, sizes.prefill)
+                self._plan(sizes.decode_later, sizes.prefill_later)
+                self._warn_of_misses()
+                is_left = not self.cache.is_complete
+            return is_left
 
     def warm_up(self) -> None:
         """Run each queued step once, uncaptured, which compiles its kernels."""

@@ -117,6 +117,10 @@ class KVCacheEngine(NodeRunner):
         """Capture the steps of the settings. Raises StartError if memory is short for all sizes of a kind."""
         self._runner.capture()
 
+    def queue_captures(self) -> None:
+        """See NodeRunner."""
+        self._runner.queue_captures()
+
     def forget_prefixes(self) -> None:
         """Forget all cached prefixes: those of steps that were only traced hold no values."""
         self._memory.pool.evict_cached()

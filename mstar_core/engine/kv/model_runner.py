@@ -165,6 +165,11 @@ class ModelRunner:
         if self.graphs is not None:
             self.graphs.capture(self._settings.graphs)
 
+    def queue_captures(self) -> None:
+        """Queue the steps that `capture` captures, for `idle`."""
+        if self.graphs is not None:
+            self.graphs.queue(self._settings.graphs)
+
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""
         return self.graphs is not None and self.graphs.idle()

@@ -29,9 +29,10 @@ from mstar_core.engine.cache.sizing import (
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
 from mstar_core.engine.cuda_graphs.compilation import prepare_compiler
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
-from mstar_core.engine.device import check_device, prepare_device, resolve_device
+from mstar_core.engine.device import await_free_memory, check_device, prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.late_warmup import LateWarmup
 from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.engine import StatelessEngine
@@ -93,6 +94,8 @@ def open_device(rank: RankPlan, life: ChildLife) -> torch.device:
     device = resolve_device(rank.device)
     prepare_device(device)
     check_device(device)
+    if life.incarnation > 1:
+        await_free_memory(device)  # of the process that this one replaces
     return device
 
 
@@ -104,10 +107,12 @@ def build_runners(
     device: torch.device,
     kernels: KernelLog,
     lead: GroupLead | None = None,
+    late: LateWarmup | None = None,
 ) -> dict[str, NodeRunner]:
     """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause.
 
     kernels: counts the kernels that the start compiles. lead: the group that this rank leads, whose nodes are sharded.
+    late: takes the warm-up of a worker that serves before it.
     """
     nodes = own_nodes(model, rank)
     group = lead.group if lead is not None else None
@@ -120,7 +125,7 @@ def build_runners(
             if name in shared and isinstance(runner, KVCacheEngine):
                 runner.lead(lead.sender, lead.group.collectives, lead.group.place.size)
     if device.type == "cuda":
-        _warm_up(spec, model, rank, loaded, runners, life, kernels, shared)
+        _warm_up(spec, model, rank, loaded, runners, life, kernels, shared, late)
     return runners
 
 
@@ -208,8 +213,9 @@ def _warm_up(
     life: ChildLife,
     kernels: KernelLog,
     shared: frozenset[str],
+    late: LateWarmup | None,
 ) -> None:
-    """Compile, capture and load the kernels of a GPU's nodes, in this order.
+    """Compile, capture and load the kernels of a GPU's nodes, in this order, or leave that to `late`.
 
     shared: nodes of a tensor-parallel group. Their modules cannot run alone, so their kernels are compiled when the
     group captures its first steps.
@@ -222,6 +228,10 @@ def _warm_up(
     kernels.listen()
     nodes = [TracedNode(spec=node, runner=runners[node.name], module=module) for node, module, _ in loaded]
     alone = [node for node in nodes if node.spec.name not in shared]
+
+    if late is not None:
+        plan_late(late, nodes, shared, lambda: walks(lambda sample: None, logging.DEBUG))
+        return
 
     def traced_walks() -> None:
         if not shared:
@@ -239,6 +249,24 @@ def _warm_up(
             warm_prefill(node.runner, node.spec)
     warm_up_nodes([(node.runner, node.module) for node in nodes], life)
     walks(lambda sample: life.phase("warm", detail=f"sample {sample}"), logging.WARNING)
+
+
+def plan_late(late: LateWarmup, nodes: Sequence[TracedNode], shared: frozenset[str], walks: Callable[[], None]) -> None:
+    """Leave the warm-up of nodes to `late`. walks: runs the model's samples.
+
+    Each node's largest decode step comes first. Kernels need no pass of their own: the first life has compiled them.
+    """
+    late.runners = {node.spec.name: node.runner for node in nodes}
+    for node in nodes:
+        node.runner.queue_captures()
+    late.pieces += [node.runner.idle for node in nodes]
+    late.pieces += [partial(warm_module, node.module) for node in nodes if node.spec.name not in shared]
+    for node in nodes:
+        if samples_only_ids(node.spec):
+            late.requests.append(partial(warm_prefill, node.runner, node.spec))
+        if requests := node_module(node.module).warmup_requests():
+            late.requests.append(partial(run_warmup, node.runner, requests, lambda what: None))
+    late.requests.append(walks)
 
 
 def _report_compiled(life: ChildLife, kernels: KernelLog, done: int, total: int) -> None:
