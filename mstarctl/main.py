@@ -53,6 +53,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("uncordon", "mstarctl.commands.cordon:uncordon", "Send a rank new requests again.", DEPLOYMENTS),
     Verb("set", "mstarctl.commands.set:set_values", "Change limits while a deployment runs.", DEPLOYMENTS),
+    Verb("scale", "mstarctl.commands.scale:scale", "Add or remove replicas of a running deployment.", DEPLOYMENTS),
     Verb("drain", "mstarctl.commands.drain:drain", "Refuse new requests; those in flight finish.", DEPLOYMENTS),
     Verb("resume", "mstarctl.commands.resume:resume", "Accept new requests again after a drain.", DEPLOYMENTS),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),

@@ -184,6 +184,18 @@ ENDPOINTS: Final = (
         errors=(400,),
     ),
     Endpoint(
+        name="scale",
+        method="POST",
+        path="/v1/deployment/scale",
+        doc="Add or remove replicas of every node while the deployment serves.",
+        body=(
+            Parameter("replicas", "replicas of every node", "integer"),
+            Parameter("free", "GPUs for new ranks: objects with `name`, `key` of its lock, `free_bytes`", "array"),
+        ),
+        status=202,
+        errors=(400, 409, 503),
+    ),
+    Endpoint(
         name="cordon",
         method="POST",
         path="/v1/ranks/{id}/cordon",

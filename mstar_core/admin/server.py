@@ -38,6 +38,7 @@ from mstar_core.admin.messages import (
 )
 from mstar_core.admin.recordings import Recordings
 from mstar_core.admin.streams import NDJSON, NdjsonStreams
+from mstar_core.config.scaling import FreeDevice
 from mstar_core.errors import NotFound, Refused, StateConflict, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.metrics import CONTENT_TYPE
@@ -129,6 +130,7 @@ class AdminServer:
             "reload": self._reload,
             "restart": self._restart,
             "set": self._set,
+            "scale": self._scale,
             "cordon": self._cordon,
             "uncordon": self._uncordon,
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
@@ -261,6 +263,16 @@ class AdminServer:
         if not values:
             raise UsageError("no value is given", hint='send {"values": {"max_queue": 64}}')
         return self._acted(request, lambda: self._deployment.operations.set_values(values))
+
+    async def _scale(self, request: Request) -> HTTPResponse:
+        fields = body(request, {"replicas": int, "free": list})
+        if "replicas" not in fields:
+            raise UsageError("the number of replicas is missing", hint='send {"replicas": 2}')
+        try:
+            free = msgspec.convert(fields.get("free", []), list[FreeDevice])
+        except msgspec.ValidationError as error:
+            raise UsageError("free is not a list of devices", str(error), "see /v1/openapi.json") from error
+        return self._acted(request, lambda: {"operation": self._deployment.operations.scale(fields["replicas"], free)})
 
     async def _cordon(self, request: Request, key: str) -> HTTPResponse:
         return self._acted(request, lambda: self._deployment.operations.cordon(rank(key)))

@@ -73,9 +73,9 @@ class Watchdog:
     """Kills children that stall during their start or hang afterwards. Owned by the supervisor, which restarts them.
 
     stall_s, hang_s: seconds without progress, without a sign of life or a step. step_limit_s: seconds of one
-    computation. cpu_ranks: ranks that compute on the CPU. is_starting: whether a stall now fails the deployment. fail:
-    called with the record of that failure. group_of: the tensor-parallel group of a child, empty without one. cpu_of:
-    CPU seconds of a process's main thread.
+    computation. is_cpu_rank: whether a rank computes on the CPU. is_starting: whether a stall now fails the deployment.
+    fail: called with the record of that failure. group_of: the tensor-parallel group of a child, empty without one.
+    cpu_of: CPU seconds of a process's main thread.
     """
 
     children: Mapping[str, Child]
@@ -84,7 +84,7 @@ class Watchdog:
     stall_s: float
     hang_s: float
     step_limit_s: float
-    cpu_ranks: frozenset[int | None]
+    is_cpu_rank: Callable[[int | None], bool]
     is_starting: Callable[[], bool]
     fail: Callable[[dict[str, Any]], None]
     group_of: Callable[[Child], Sequence[Child]] = lambda child: ()
@@ -123,7 +123,7 @@ class Watchdog:
         also uses a core while it waits in the driver for a device that hangs.
         """
         for child in self.children.values():
-            if child.state != "ready" or process_rank(child.name) not in self.cpu_ranks:
+            if child.state != "ready" or not self.is_cpu_rank(process_rank(child.name)):
                 continue
             used_s = self.cpu_of(child.pid)
             if used_s is not None and used_s - child.computed_s >= COMPUTES_S:

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from mstar_core.messages.names import API, CONDUCTOR, rank_of
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
+from mstar_core.observe.frames import HostStatus, RankStatus
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.process.logs import hide_secrets
 from mstar_core.process.peers import Peers
@@ -164,7 +165,7 @@ class Supervisor:
             stall_s=spec.stall_s,
             hang_s=spec.hang_s,
             step_limit_s=spec.step_limit_s,
-            cpu_ranks=frozenset(rank.rank for rank in spec.plan.ranks if rank.device == "cpu"),
+            is_cpu_rank=lambda rank: any(each.rank == rank and each.device == "cpu" for each in self.spec.plan.ranks),
             is_starting=lambda: self.state == "starting",
             fail=self._fail,
             group_of=self._group,
@@ -321,6 +322,38 @@ class Supervisor:
                 self._outbound.send(child.name, Stop(reason="restarting"))
                 child.signal(signal.SIGTERM)
         self._schedule_spawn(group, 0.0)
+
+    def ranks(self) -> dict[str, RankStatus]:
+        """Return the ranks as they are shown, by number."""
+        return {key: rank for key, rank in self.hub.store.ranks.items() if isinstance(rank, RankStatus)}
+
+    def host_free(self) -> int | None:
+        """Return the free memory of the host in bytes, None if unknown."""
+        host = self.hub.store.hosts.get("local")
+        return host.memory_total - host.memory_used if isinstance(host, HostStatus) and host.memory_total else None
+
+    async def enlist(self) -> None:
+        """Start the processes of the plan that have not been started."""
+        _, *kinds = self._kinds(self.spec)
+        for kind in kinds:
+            if kind.name not in self.children:
+                await self._spawn(self._adopt(kind))
+
+    async def retire(self, names: Sequence[str]) -> None:
+        """End processes for good."""
+        group = [self.children[name] for name in names if name in self.children]
+        for child in group:
+            child.ending = True
+            if (spawn := self._spawns.pop(child.name, None)) is not None:
+                spawn.cancel()
+            if child.is_running:
+                self._outbound.send(child.name, Stop(reason="its replica was removed"))
+                child.signal(signal.SIGTERM)
+        await self._wait_ends(group)
+        for child in group:
+            self._part(child, "its replica was removed", "its replica was removed")
+            child.log.close()
+            del self.children[child.name]
 
     # -- levels of the api ------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from mstar_core.admin.server import AdminServer
 from mstar_core.admin.streams import NdjsonStreams
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.config.scaling import FreeDevice
 from mstar_core.errors import NotFound, StateConflict
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Telemetry
@@ -72,6 +73,13 @@ class FakeOperations:
     def uncordon(self, rank: int) -> dict[str, list[int]]:
         self.cordons.idle -= {rank}
         return {"ranks": [rank], "cordoned": sorted(self.cordons.idle)}
+
+    def scale(self, replicas: int, free: list[FreeDevice]) -> dict[str, Any]:
+        self.latest = Operation(number=1, kind="change of scale", step=f"{replicas} on {[each.name for each in free]}")
+        return self.latest.facts()
+
+    def set_values(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {"values": {key: {"value": value, "before": None} for key, value in values.items()}}
 
     def restart(self) -> dict[str, Any]:
         if self.latest is not None:

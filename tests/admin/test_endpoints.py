@@ -169,6 +169,17 @@ async def test_a_rolling_restart_is_shown_in_the_head_and_excludes_a_second_one(
     assert admin.deployment.acts == []
 
 
+async def test_replicas_and_values_are_checked_before_they_are_handed_on(admin: Admin) -> None:
+    gpu = {"name": "cuda:1", "key": "GPU-1", "free_bytes": 5}
+    begun = await admin.post("/v1/deployment/scale", json={"replicas": 2, "free": [gpu]})
+    assert begun["operation"]["step"] == "2 on ['cuda:1']"
+    for bad in ({}, {"replicas": "2"}, {"replicas": 2, "free": [{"name": 1}]}, {"replica": 2}):
+        assert (await admin.post("/v1/deployment/scale", 400, json=bad))["code"] == "usage"
+    assert (await admin.post("/v1/config", json={"values": {"max_queue": 1}}))["values"]["max_queue"]["value"] == 1
+    for bad in ({}, {"values": {}}, {"values": 3}, {"max_queue": 1}):
+        assert (await admin.post("/v1/config", 400, json=bad))["code"] == "usage"
+
+
 async def test_a_log_level_is_set_for_some_or_all(admin: Admin) -> None:
     await admin.post("/v1/log-level", json={"level": "debug", "children": ["worker-0"]})
     assert admin.deployment.acts == [("log_level", "DEBUG", ["worker-0"])]

@@ -51,3 +51,20 @@ async def test_a_cordoned_rank_gets_no_request_until_it_is_uncordoned() -> None:
             deployment.admin("/v1/ranks/1/uncordon", "POST")
             await asyncio.to_thread(until, lambda: deployment.value("conductor.load.1"), "a request on rank 1")
         assert load.outcomes.keys() == {"whole"}
+
+
+async def test_replicas_that_join_and_leave_under_load_fail_no_request() -> None:
+    with Deployment() as deployment:
+        async with SteadyLoad(deployment.url) as load:
+            await asyncio.to_thread(deployment.shown, "scale", deployment.name, "--replicas", "3")
+            await load.some_more(40)
+            assert all(deployment.value(f"worker-{rank}.steps") for rank in (1, 2)), "new replicas take requests"
+            await asyncio.to_thread(deployment.shown, "set", "max_concurrent_requests=40")
+            await asyncio.to_thread(deployment.shown, "scale", deployment.name, "--replicas", "1")
+            await load.some_more(8)
+        assert set(deployment.pids()) == {"supervisor", "conductor", "worker-0", "api"}
+        assert load.outcomes.keys() == {"whole"}
+        assert deployment.admin("/v1/")["slots"] == 32
+        settings = deployment.admin("/v1/config")["settings"]
+        assert settings["max_concurrent_requests"]["source"] == "lowered from 40 as replicas left"
+        deployment.assert_clean()

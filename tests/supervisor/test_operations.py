@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mstar_core.config.deployment import DeploymentSpec, GroupPlan, NodePlacement, Plan, RankPlan
-from mstar_core.errors import NotFound, StateConflict, Unavailable
+from mstar_core.errors import ConfigError, NotFound, StartError, StateConflict, Unavailable
 from mstar_core.messages.life import Cordoned
 from mstar_core.supervisor.operations.cordons import leaders_of
 from mstar_core.supervisor.operations.rolling import has_other_replica
@@ -195,3 +195,59 @@ async def test_a_drain_ends_a_rolling_restart(logged_spec: Any, play: Play) -> N
         assert time.monotonic() - begun < 30
         assert supervisor.operations.latest is not None and "draining" in supervisor.operations.latest.error
         assert supervisor.cordoned == frozenset()
+
+
+async def settled(supervisor: Supervisor) -> str:
+    """Wait for the end of an operation. Returns its error."""
+    assert await supervisor.changes.until(lambda: not supervisor.operations.is_running, LIMIT_S)
+    assert supervisor.operations.latest is not None
+    return supervisor.operations.latest.error
+
+
+async def test_replicas_join_and_leave_while_the_others_run(logged_spec: Any, play: Play) -> None:
+    async with running(replicated(logged_spec, 1, max_concurrent_requests=8)) as (supervisor, _):
+        await ready(supervisor)
+        kept = {name: child.pid for name, child in supervisor.children.items()}
+        assert supervisor.operations.scale(3, [])["total"] == 1
+        assert await settled(supervisor) == "" and supervisor.state == "ready"
+        assert set(supervisor.children) - kept.keys() == {"worker-1", "worker-2"}
+        assert DeploymentSpec.load(supervisor.run_dir.spec).plan == supervisor.spec.plan
+        supervisor.operations.set_values({"max_concurrent_requests": 24})
+        supervisor.publisher.refresh(now_all=True)
+        assert set(supervisor.hub.store.ranks) == {"0", "1", "2"}
+        assert supervisor.operations.scale(1, [])["total"] == 2
+        assert await settled(supervisor) == "" and supervisor.state == "ready"
+        assert {name: child.pid for name, child in supervisor.children.items()} == kept
+        assert (supervisor.spec.max_concurrent_requests, supervisor.cordoned) == (8, frozenset())
+        supervisor.publisher.refresh(now_all=True)
+        assert set(supervisor.hub.store.ranks) == {"0"}
+        supervisor.operations.scale(2, [])
+        assert await settled(supervisor) == ""
+        assert "worker-3" in supervisor.children, "a number that has left does not come back"
+        assert supervisor.deaths == []
+
+
+async def test_a_replica_that_does_not_start_is_taken_back(logged_spec: Any, play: Play) -> None:
+    async with running(replicated(logged_spec, 1)) as (supervisor, _):
+        await ready(supervisor)
+        plan = supervisor.spec.plan
+        play(worker_1={"phase": "kv", "how": "error"})
+        supervisor.operations.scale(2, [])
+        assert "worker-1 did not start" in await settled(supervisor)
+        assert "worker-1" not in supervisor.children
+        assert (supervisor.spec.plan, supervisor.state, supervisor.cause) == (plan, "ready", None)
+        assert DeploymentSpec.load(supervisor.run_dir.spec).plan == plan
+
+
+async def test_a_scale_that_cannot_be_is_refused_before_it_begins(logged_spec: Any, play: Play) -> None:
+    async with running(replicated(logged_spec, 1)) as (supervisor, _):
+        await ready(supervisor)
+        with pytest.raises(ConfigError, match="cannot have 0 replicas"):
+            supervisor.operations.scale(0, [])
+        with pytest.raises(ConfigError, match="cannot have 1000000 replicas"):
+            supervisor.operations.scale(1_000_000, [])
+        supervisor.publisher.refresh(now_all=True)
+        supervisor.host_free = lambda: 1  # type: ignore[method-assign]
+        with pytest.raises(StartError, match="do not fit into the memory of the host"):
+            supervisor.operations.scale(2, [])
+        assert supervisor.operations.latest is None

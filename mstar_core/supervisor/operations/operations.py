@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.live import with_live
+from mstar_core.config.scaling import FreeDevice, with_replicas
 from mstar_core.config.schema import values_of
 from mstar_core.errors import MstarError, StateConflict, Unavailable
+from mstar_core.host.gpu_locks import acquire_gpus, release
 from mstar_core.messages.life import Cordon
+from mstar_core.observe.frames import RankStatus
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.operations.cordons import Cordons, leaders_of
 from mstar_core.supervisor.operations.operation import Operation
-from mstar_core.supervisor.operations.rolling import RollingDeployment, RollingRestart, has_other_replica, ready_ranks
+from mstar_core.supervisor.operations.rolling import RollingRestart, has_other_replica, ready_ranks
+from mstar_core.supervisor.operations.scaling import ScalableDeployment, Scaling, check_room
 
 SERVING = ("ready", "degraded")
 
 
-class OperableDeployment(RollingDeployment, Protocol):
+class OperableDeployment(ScalableDeployment, Protocol):
     """The parts of the supervisor that operations use."""
 
     state: str
     reason: str
     events: Events
 
-    def respecify(self, spec: DeploymentSpec) -> None:
-        """Replace the spec and make the processes read it that can."""
+    def ranks(self) -> Mapping[str, RankStatus]:
+        """Return the ranks as they are shown, by number."""
+
+    def host_free(self) -> int | None:
+        """Return the free memory of the host in bytes, None if unknown."""
 
     @property
     def is_restarting(self) -> bool:
@@ -54,6 +60,8 @@ class Operations:
     ) -> None:
         self.cordons = Cordons(tell, deployment.changes)
         self.latest: Operation | None = None
+        self._next_rank = 0
+        self._locks: dict[str, list[int]] = {}  # of GPUs of added ranks, by device
         self._deployment = deployment
         self._start = start
         self._show = show
@@ -140,6 +148,31 @@ class Operations:
         self._start(self._carry_out(operation, rolling.run()))
         return operation.facts()
 
+    def scale(self, replicas: int, free: Sequence[FreeDevice]) -> dict[str, Any]:
+        """Begin a change of the number of replicas and return its record. free: GPUs that new ranks may use.
+
+        Raises ConfigError for a number or a plan that cannot be, StartError if devices or memory do not suffice, and
+        what `restart` raises.
+        """
+        self.check_ready()
+        deployment, plan = self._deployment, self._deployment.spec.plan
+        self._next_rank = max(self._next_rank, *(rank.rank + 1 for rank in plan.ranks))
+        change = with_replicas(plan, replicas, [device.name for device in free], self._next_rank)
+        free_bytes = {device.name: device.free_bytes for device in free}
+        check_room(change, deployment.ranks(), free_bytes, deployment.host_free())
+        added = {rank for column in change.added for rank in column}
+        devices = {rank.device for rank in change.plan.ranks if rank.rank in added}
+        keys = {device.name: device.key for device in free if device.name in devices}
+        for name, key in keys.items():
+            self._locks[name] = acquire_gpus({name: key}, deployment.spec.name)
+        limit_s = deployment.spec.drain_timeout_s
+        scaling = Scaling(deployment, self.cordons, change, keys=keys, drain_s=limit_s)
+        operation = self._begin("change of scale", scaling.steps)
+        self._next_rank = max(self._next_rank, *(rank.rank + 1 for rank in change.plan.ranks))
+        deployment.events.add("deployment.scaled", replicas=replicas, added=sorted(added))
+        self._start(self._carry_out(operation, scaling.run(partial(self._step, operation))))
+        return operation.facts()
+
     def check_idle(self) -> None:
         """Raise StateConflict if an operation is in progress."""
         if self.latest is not None and self.latest.is_running:
@@ -200,5 +233,12 @@ class Operations:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
             operation.state, operation.error, operation.hint = state, cause, hint
+            self._release_locks()
             self._ended()
             changes.notify()
+
+    def _release_locks(self) -> None:
+        """Release the GPUs that an operation has locked and that no rank uses now."""
+        used = {rank.device for rank in self._deployment.spec.plan.ranks}
+        for device in [device for device in self._locks if device not in used]:
+            release(self._locks.pop(device))

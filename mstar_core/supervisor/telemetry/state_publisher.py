@@ -362,6 +362,11 @@ class StatePublisher:
                 plans=int(values.get(f"{follower_name(plan.rank)}.plans", 0)),
             )
             self.hub.put("ranks", str(plan.rank), rank)
+        placed = {str(plan.rank) for plan in self._view.spec.plan.ranks}
+        for key in [key for key in self.hub.store.ranks if key not in placed]:
+            self.hub.remove("ranks", key)
+        for key in [key for key in self.hub.store.nodes if key not in nodes]:
+            self.hub.remove("nodes", key)
 
     def _put_children(self) -> None:
         for name, child in self._view.children.items():
