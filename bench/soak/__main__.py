@@ -62,6 +62,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--families", help=f"miniatures, by name; default: {ON_CPU}, on a GPU {ON_GPU}. {GROUP} has a follower"
     )
+    parser.add_argument("--max-tokens", type=int, default=96, help="most ids of an answer; 0: no limit; default: 96")
     parser.add_argument("--load", type=float, default=0.8, help="share of the measured capacity; default: 0.8")
     parser.add_argument("--cancelled", type=float, default=0.4, help="share of requests ended early; default: 0.4")
     parser.add_argument("--kill-s", type=float, default=60.0, help="seconds between kills; default: 60")
@@ -164,7 +165,7 @@ def plan_of(name: str, device: str, scratch: Path, deployments: int) -> Plan:
 
 def crowd_of(served: Served, options: argparse.Namespace) -> Crowd:
     """Return the clients of a deployment."""
-    bodies = sample_bodies(f"http://127.0.0.1:{served.plan.port}")
+    bodies = sample_bodies(f"http://127.0.0.1:{served.plan.port}", options.max_tokens)
     draws = random.Random(f"{options.seed} {served.plan.name}")
     return Crowd(served, bodies, draws, options.cancelled)
 

@@ -81,6 +81,14 @@ class Answer:
         return str(error["code"]) if isinstance(error, dict) else ""
 
     @property
+    def sentence(self) -> str:
+        """Return the words of the error, with the status of the response."""
+        said = [line["data"].decode() for line in self.ends if line["modality"] == "error"]
+        error = self.body.get("error")
+        words = said[0] if said else str(error["message"]) if isinstance(error, dict) else self.cause
+        return f"{self.status}: {words}"
+
+    @property
     def longest_pause_s(self) -> float:
         """Return the longest time between two lines."""
         return max((b - a for a, b in zip(self.line_s, self.line_s[1:], strict=False)), default=0.0)

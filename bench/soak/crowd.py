@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, Final
 
 import httpx
@@ -21,14 +22,17 @@ LIMIT_S: Final = 300.0
 """No answer takes longer, whatever dies meanwhile."""
 
 MOST_IN_FLIGHT: Final = 48
-PROBES: Final = 12
+PROBE_S: Final = 8.0
 CLIENTS_OF_PROBE: Final = 3
 ENDED_EARLY: Final = ("cancelled by id", "closed")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request and how it ended. kind: whole, cancelled by id, closed, refused, or the code of its error."""
+    """One request and how it ended.
+
+    kind: whole, cancelled by id, closed, no connection, cut, hangs, or the code of its error. cause: the error's words.
+    """
 
     deployment: str
     sample: str
@@ -38,6 +42,7 @@ class Outcome:
     ended_s: float
     pause_s: float
     flaws: list[str]
+    cause: str = ""
 
 
 @dataclass(slots=True)
@@ -79,9 +84,9 @@ class Crowd:
                 self.references[name] = first
                 if found := flaws(first, first) or flaws(second, first):
                     raise RuntimeError(f"{self.name}: two undisturbed answers to {name} differ: {found} {first.body}")
-            names, start = [name for _ in range(PROBES) for name in self.bodies], time.monotonic()
-            await asyncio.gather(*(self._probe(client, names) for _ in range(CLIENTS_OF_PROBE)))
-            self.rate = share * PROBES * len(self.bodies) / (time.monotonic() - start)
+            start = time.monotonic()
+            counts = await asyncio.gather(*(self._probe(client, start + PROBE_S) for _ in range(CLIENTS_OF_PROBE)))
+            self.rate = share * sum(counts) / (time.monotonic() - start)
         self._is_open.set()
 
     async def run(self, end_s: float) -> None:
@@ -125,9 +130,15 @@ class Crowd:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.served.plan.port}", timeout=LIMIT_S, limits=limits)
 
-    async def _probe(self, client: httpx.AsyncClient, names: list[str]) -> None:
-        while names:
-            await ask(client, self.bodies[names.pop()])
+    async def _probe(self, client: httpx.AsyncClient, end_s: float) -> int:
+        """Send one request after the other until `end_s`. Returns their number."""
+        count = 0
+        for name in cycle(self.bodies):
+            await ask(client, self.bodies[name])
+            count += 1
+            if time.monotonic() >= end_s:
+                break
+        return count
 
     async def _one(self, client: httpx.AsyncClient) -> None:
         sample = self.draws.choice(list(self.bodies))
@@ -181,6 +192,7 @@ class Crowd:
             ended_s=answer.ended_s,
             pause_s=answer.longest_pause_s,
             flaws=found,
+            cause=answer.sentence if kind not in ("whole", *ENDED_EARLY) else "",
         )
 
 

@@ -42,6 +42,7 @@ def of_crowd(crowd: Crowd) -> dict[str, Any]:
         "outcomes": dict(crowd.counts()),
         "by_sample": dict(Counter(outcome.sample for outcome in crowd.outcomes)),
         "held_back": crowd.held_back,
+        "causes": dict(Counter(outcome.cause for outcome in crowd.outcomes if outcome.cause)),
         "flawed": [{"sample": each.sample, "kind": each.kind, "flaws": each.flaws[:3]} for each in flawed[:20]],
     }
 
@@ -67,7 +68,8 @@ def failures(crowds: Sequence[Crowd], killer: Killer, figures: dict[str, Any]) -
     for crowd in crowds:
         for kind, count in crowd.counts().items():
             if kind not in FINE + REFUSED:
-                yield f"{crowd.name}: {count} requests ended with: {kind}"
+                causes = {outcome.cause for outcome in crowd.outcomes if outcome.kind == kind}
+                yield f"{crowd.name}: {count} requests ended with: {kind} ({'; '.join(sorted(causes)[:3])})"
         yield from (f"{crowd.name}: {error}" for error in crowd.errors[:5])
         wrong = [outcome for outcome in crowd.outcomes if outcome.flaws]
         if wrong:
