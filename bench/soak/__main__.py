@@ -152,7 +152,9 @@ def plan_of(name: str, device: str, scratch: Path, deployments: int) -> Plan:
     is_group = name == GROUP
     on_gpu = device != "cpu"
     return Plan(
-        model="orpheus:mini" if is_group else f"{name}:mini",
+        model="orpheus:tiny"
+        if is_group
+        else f"{name}:mini",  # the miniature has three heads, which two ranks cannot divide
         device=device,
         port=free_port(),
         root=root,

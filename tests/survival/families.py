@@ -16,13 +16,14 @@ from tests.runtime.deployment import LLM, ORPHEUS, SNAC, Served
 class Family:
     """A miniature. changes: parameters by the name of a sample, beside the sample's own; others are not asked.
 
-    where: its placement; None is one rank.
+    where: its placement; None is one rank. weights: `mini`, or `tiny` where `mini` cannot be divided.
     """
 
     name: str
     served: Served
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     where: Plan | None = None
+    weights: str = "mini"
 
     def bodies(self, url: str) -> dict[str, dict[str, Any]]:
         """Return the requests by name. The deployment at `url` describes its samples."""
@@ -34,6 +35,7 @@ class Family:
 
 
 SHORT: Final = {"max_output_tokens": 112}
+ENDLESS: Final = {**SHORT, "ignore_eos": True}
 TWO_RANKS: Final = Plan(
     ranks=(
         RankPlan(rank=0, device="cpu", nodes=(LLM, SNAC), memory_fraction=0.4),
@@ -54,7 +56,7 @@ FAMILIES: Final = {
     family.name: family
     for family in (
         Family(name="orpheus", served=ORPHEUS, changes={"speech": SHORT}),
-        Family(name="orpheus_tp2", served=ORPHEUS, changes={"speech": SHORT}, where=TWO_RANKS),
+        Family(name="orpheus_tp2", served=ORPHEUS, changes={"speech": ENDLESS}, where=TWO_RANKS, weights="tiny"),
         Family(
             name="qwen3_omni",
             served=Served(

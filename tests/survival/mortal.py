@@ -18,7 +18,7 @@ class Mortal(Deployment):
     """One miniature on the CPU. family: its requests. strikes: its kills."""
 
     def __init__(self, family: Family, **changes: Any) -> None:
-        usual: dict[str, Any] = {"weights_source": "mini", "where": family.where}
+        usual: dict[str, Any] = {"weights_source": family.weights, "where": family.where}
         super().__init__(served=family.served, name=family.name, **{**usual, **changes})
         self.family = family
         self.strikes = Strikes(self.root)

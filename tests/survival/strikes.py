@@ -17,7 +17,6 @@ from typing import Final, Literal
 import msgspec
 
 from mstar_core.messages.flow import Outputs
-from mstar_core.messages.requests import NewRequest
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import RunWalks
 from mstar_core.transport.courier import Courier
@@ -33,8 +32,8 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     """One kill. victim: name of the process that dies when `sender` sends the message.
 
     message: name of its class. part: a walk of RunWalks, or a port of Outputs; empty for any. count: the how manieth
-    matching message, for Outputs the how manieth output. attempt: that of a NewRequest, 0 for any. after: whether the
-    message is sent first. delay_s: further wait before the kill.
+    matching message since the strike became the first, for Outputs the how manieth output. side: whether the victim
+    dies before or after the message is sent. delay_s: further wait before the kill.
     """
 
     victim: str
@@ -42,7 +41,6 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     part: str = ""
     count: int = 1
-    attempt: int = 0
     side: Side = "after"
     delay_s: float = 0.0
 
@@ -124,10 +122,6 @@ class _Child:
         """Count a message, and return whether it is the one of the strike."""
         if strike.sender != self._name or strike.message != type(message).__name__:
             return False
-        if isinstance(message, NewRequest) and strike.attempt:
-            resume = getattr(message, "resume", None)
-            if (resume.attempt if resume is not None else 1) != strike.attempt:
-                return False
         parts = parts_of(message)
         before = self._seen
         if isinstance(message, Outputs):

@@ -88,7 +88,7 @@ async def test_a_second_death_while_a_request_resumes(
     family: str, first: str, second: str, judges: dict[str, Judge]
 ) -> None:
     judge, point = await judge_for(family, judges), PHASES[family][MIDDLE[family]]
-    again = Strike(victim=second, sender="api", message="NewRequest", attempt=2)
+    again = Strike(victim=second, sender="api", message="NewRequest")
     assert await judge.flaws(point.request, point.strike(first), again) == []
 
 
