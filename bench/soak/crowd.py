@@ -31,7 +31,8 @@ ENDED_EARLY: Final = ("cancelled by id", "closed")
 class Outcome:
     """One request and how it ended.
 
-    kind: whole, cancelled by id, closed, no connection, cut, hangs, or the code of its error. cause: the error's words.
+    kind: whole, cancelled by id, closed, refused (before it ran, with the time to come again), no connection, cut,
+    hangs, or the code of its error. cause: the error's words.
     """
 
     deployment: str
@@ -206,6 +207,8 @@ def kind_of(intent: str, answer: Answer) -> str:
         return "closed"
     if answer.code == "cancelled" and intent == "cancelled by id":
         return "cancelled by id"
+    if answer.status in (429, 503) and not answer.lines and "retry-after" in answer.headers:
+        return "refused"
     if answer.is_cut or not (answer.ends or answer.body):
         return "cut"
     return answer.code or f"status {answer.status}"

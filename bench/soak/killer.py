@@ -107,12 +107,13 @@ class Killer:
         names = [name for name in children if name.partition("-")[0] == kind]
         if not names or served.admin("/v1")["state"] != "ready":
             return False
-        pid, at_s = children[names[0]]["pid"], time.monotonic()
+        name = names[len(self.deaths) % len(names)]
+        pid, at_s = children[name]["pid"], time.monotonic()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         record: dict[str, Any] = {
             "deployment": served.plan.name,
-            "process": names[0],
+            "process": name,
             "kind": kind,
             "second": round(at_s - began_s, 1),
             "at_s": at_s,
@@ -121,7 +122,7 @@ class Killer:
         self.deaths.append(record)
         start = time.monotonic()
         while time.monotonic() - start < BACK_S:
-            now = served.snapshot()["children"].get(names[0], {})
+            now = served.snapshot()["children"].get(name, {})
             if now.get("pid") != pid and served.admin("/v1")["state"] == "ready":
                 record["back_s"] = round(time.monotonic() - start, 2)
                 return True

@@ -11,9 +11,8 @@ from bench.soak.crowd import ENDED_EARLY, Crowd, Outcome
 from bench.soak.killer import Killer
 from bench.soak.watch import Watch
 
-FINE: Final = ("whole", *ENDED_EARLY)
-REFUSED: Final = ("queue_full", "unavailable", "starting")
-"""Codes of requests that the api has refused before they ran; they are counted and fail nothing."""
+FINE: Final = ("whole", "refused", *ENDED_EARLY)
+"""Outcomes that fail nothing. A request that comes while the only replica restarts may be refused."""
 
 
 def result(crowds: Sequence[Crowd], killer: Killer, watch: Watch) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def failures(crowds: Sequence[Crowd], killer: Killer, figures: dict[str, Any]) -
     """Yield why a soak has failed."""
     for crowd in crowds:
         for kind, count in crowd.counts().items():
-            if kind not in FINE + REFUSED:
+            if kind not in FINE:
                 causes = {outcome.cause for outcome in crowd.outcomes if outcome.kind == kind}
                 yield f"{crowd.name}: {count} requests ended with: {kind} ({'; '.join(sorted(causes)[:3])})"
         yield from (f"{crowd.name}: {error}" for error in crowd.errors[:5])

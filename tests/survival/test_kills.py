@@ -27,9 +27,6 @@ MIDDLE = {"orpheus": "codec", "qwen3_omni": "decode", "bagel": "flow", "pi05": "
 """Phase of the first of two deaths."""
 
 
-pytestmark = pytest.mark.slow  # until a new api continues the streams of a dead one
-
-
 def victims_of(family: str) -> tuple[str, ...]:
     """Return the processes of a family's deployment that are killed."""
     return (FOLLOWER, *VICTIMS) if family == GROUP else VICTIMS
