@@ -1,12 +1,12 @@
 """Drawn ids on their way to the api, for requests that can go on after a death.
 
-Ids leave in or before the first message that depends on them, otherwise after INTERVAL_S. Owned by the outbox, filled
-by the executor. Cost model: one append per drawn id, and one record per place and message.
+Ids leave in or before the first message of their request that may depend on them, otherwise after INTERVAL_S. Owned by
+the outbox, filled by the executor. Cost model: one append per drawn id, and one record per place and message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from time import monotonic
@@ -73,7 +73,7 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._waiting: list[PlaceLog] = []
+        self._waiting: dict[int, list[PlaceLog]] = {}
         self._since = 0.0
 
     def of_draw(self, handle: int, place: str, start: int, known: Sequence[int]) -> tuple[PlaceLog, int | None]:
@@ -99,7 +99,7 @@ class Journal:
         """Let a place wait that has its first new id."""
         if not self._waiting:
             self._since = self._clock()
-        self._waiting.append(log)
+        self._waiting.setdefault(log.handle, []).append(log)
 
     @property
     def is_waiting(self) -> bool:
@@ -111,14 +111,14 @@ class Journal:
         """Seconds until waiting ids are due."""
         return max(0.0, self._since + INTERVAL_S - self._clock())
 
-    def take(self) -> list[Drawn]:
-        """Return all ids that wait."""
+    def take(self, handles: Iterable[int] | None = None) -> list[Drawn]:
+        """Return the ids of these requests that wait; all without `handles`."""
         drawn = []
-        for log in self._waiting:
-            drawn.append(Drawn(handle=log.handle, place=log.place, start=log.start, ids=log.ids, width=log.width))
-            log.start += len(log.ids)
-            log.ids = []
-        self._waiting.clear()
+        for handle in list(self._waiting) if handles is None else handles:
+            for log in self._waiting.pop(handle, ()):
+                drawn.append(Drawn(handle=log.handle, place=log.place, start=log.start, ids=log.ids, width=log.width))
+                log.start += len(log.ids)
+                log.ids = []
         return drawn
 
 

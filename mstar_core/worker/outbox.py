@@ -85,6 +85,15 @@ class _Turn:
         return bool(has_data or self.control or self.drawn)
 
     @property
+    def handles(self) -> set[int]:
+        """Requests of its messages."""
+        entries: list[Any] = [*self.outputs, *self.finished, *(item for _, item in self.control)]
+        entries += [value for values in self.values.values() for value in values]
+        entries += [(cache.message, None) for _, cache in self.caches]
+        of_ids = (handles for handles, _, _ in self.ids.values())
+        return {_handle(entry) for entry in entries}.union(*of_ids)
+
+    @property
     def is_ready(self) -> bool:
         return all(copy.is_done for copy in self.copies)
 
@@ -234,7 +243,7 @@ class Outbox:
 
     def _end_turn(self) -> None:
         if self.journal.is_waiting and (self._turn or not self.journal.wait_s):
-            self._turn.drawn = self.journal.take()
+            self._turn.drawn = self.journal.take(self._turn.handles if self.journal.wait_s else None)
         if self._turn:
             self._waiting.append(self._turn)
             self._turn = _Turn()
@@ -369,6 +378,12 @@ def _parts(outputs: list[Output]) -> list[list[Output]]:
             size = len(output.ref.data) if isinstance(output.ref, InlineTensor) else 0
         parts[-1].append(output)
     return parts
+
+
+def _handle(entry: Any) -> int:
+    """Return the request of a message, or of one that still lacks its tensor."""
+    handle: int = entry[0].keywords["handle"] if isinstance(entry, tuple) else entry.handle
+    return handle
 
 
 def _handles(message: Message) -> set[int]:
