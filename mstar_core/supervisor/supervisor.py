@@ -351,7 +351,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
         await self._wait_ends(group)
         for child in group:
-            self._part(child, "its replica was removed", "its replica was removed")
+            self._part(child, "its replica was removed", "its replica was removed", is_planned=True)
             child.log.close()
             del self.children[child.name]
 

@@ -129,8 +129,13 @@ def show(
     is_resolved: Annotated[bool, typer.Option("--resolved", help="every value with its source")] = False,
     sets: Sets = None,
 ) -> None:
-    """Show a configuration as written, or with every default."""
+    """Show a configuration as written, or with every default; that of deployment/NAME with --resolved."""
     printer = Printer.of(ctx)
+    if (name := running_name(what)) is not None:
+        if not is_resolved or sets:
+            raise UsageError(f"{what} has no file of its own", hint=f"mstarctl config show {what} --resolved")
+        printer.items("setting", resolved_items(running_spec(name)), RESOLVED)
+        return
     target = find(what, Plugins.discover())
     if is_resolved:
         printer.items("setting", resolved_items(_resolve(target, sets)), RESOLVED)

@@ -28,7 +28,7 @@ from mstar_core.graph import (
     Stream,
     StreamingGraphEdge,
 )
-from mstar_core.messages.life import Cordon, PeerDown, PeerReady
+from mstar_core.messages.life import Cordon, Cordoned, PeerDown, PeerReady
 from mstar_core.messages.requests import (
     CancelRequest,
     ErrorInfo,
@@ -383,6 +383,39 @@ def test_replicas_are_chosen_by_load(post: FakeCourier, clock: FakeClock) -> Non
     for handle in range(4):
         conductor.on(request(handle))
     assert [r.homes.by_node["lm"] for r in conductor.requests.values()] == [0, 1, 0, 1]
+
+
+def test_a_cordoned_replica_is_chosen_only_if_no_other_is_ready(post: FakeCourier, clock: FakeClock) -> None:
+    made = Conductor(MODEL, placed((0,), (1,), codec=0), post, max_seq_len=512, clock=clock)
+    for rank in (0, 1):
+        made.on(PeerReady(name=f"worker-{rank}", incarnation=1))
+    made.on(request(1))
+    made.on(request(2))
+    assert made.router.load == {0: 2, 1: 1}, "the codec is on rank 0"
+    post.take()
+    made.on(Cordon(number=5, ranks=[1]))
+    assert post.take() == [("supervisor", Cordoned(number=5, ranks=[]))]
+    made.on(request(3))
+    assert made.requests[3].homes.by_node["lm"] == 0, "although it is busier"
+    post.take()
+    lm = next(handle for handle, each in made.requests.items() if each.homes.by_node["lm"] == 1)
+    made.on(CancelRequest(handle=lm))
+    assert [m for to, m in post.take() if to == "supervisor"] == [Cordoned(number=5, ranks=[1])]
+    made.on(Cordon(number=6, ranks=[0, 1]))
+    made.on(request(4))
+    assert 4 in made.requests, "a request that was on its way when the last replica was cordoned"
+    made.on(Cordon(number=7))
+    assert [m for to, m in post.take() if to == "supervisor"][-1] == Cordoned(number=7, ranks=[])
+
+
+def test_a_resumed_request_waits_rather_than_return_to_a_cordoned_replica(
+    conductor: Conductor, post: FakeCourier
+) -> None:
+    conductor.on(Cordon(number=1, ranks=[0]))
+    conductor.on(msgspec.structs.replace(request(1), resume=Resume(attempt=2)))
+    assert not conductor.requests and 1 in conductor.waiting
+    conductor.on(Cordon(number=2))
+    assert list(conductor.requests) == [1]
 
 
 def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: FakeCourier, clock: FakeClock) -> None:

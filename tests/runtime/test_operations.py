@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
+from tests.parallel.test_failures import PAIRS
+from tests.runtime.client import SURE, Streams, new_client, request, speak
+from tests.runtime.deployment import LLM, PATIENT_S, SNAC, Deployment, plan, until
 from tests.runtime.steady_load import SteadyLoad
 
 REPLICAS = plan({0: (LLM, SNAC), 1: (LLM, SNAC)})
@@ -51,6 +53,34 @@ async def test_a_cordoned_rank_gets_no_request_until_it_is_uncordoned() -> None:
             deployment.admin("/v1/ranks/1/uncordon", "POST")
             await asyncio.to_thread(until, lambda: deployment.value("conductor.load.1"), "a request on rank 1")
         assert load.outcomes.keys() == {"whole"}
+
+
+async def test_streams_beyond_the_drain_limit_go_on_at_another_replica() -> None:
+    body = request(**SURE, max_output_tokens=700)
+    with Deployment(where=REPLICAS, drain_timeout_s=0.3) as deployment:
+        async with new_client(deployment.url) as client:
+            whole = await speak(client, body)
+        async with Streams(deployment.url, [body] * 4) as streams:
+            await streams.all_begun()
+            deployment.admin("/v1/ranks/1/cordon", "POST")
+            await asyncio.to_thread(deployment.wait_event, "rank.evicted", ranks=[1])
+            await asyncio.to_thread(until, lambda: deployment.admin("/v1/")["drained_ranks"] == [1], "an idle rank")
+            heard = await streams.all_ended()
+        assert deployment.has_event("request.resumed")
+        assert [each.pcm == whole.pcm and each.is_whole for each in heard] == [True] * 4
+        deployment.assert_clean()
+
+
+async def test_groups_are_restarted_as_one_without_a_failed_request() -> None:
+    with Deployment(where=PAIRS, hang_s=PATIENT_S) as deployment:
+        async with SteadyLoad(deployment.url, clients=2) as load:
+            deployment.admin("/v1/deployment/restart?rolling=1", "POST")
+            record = await ended(deployment)
+            assert (record["error"], record["total"]) == ("", 4)
+            await load.some_more(4)
+        assert load.outcomes.keys() == {"whole"}
+        spawned = [event["child"] for event in deployment.events() if event["type"] == "child.spawned"]
+        assert spawned[-6:] == ["worker-0", "follower-1", "worker-2", "follower-3", "conductor", "api"]
 
 
 async def test_replicas_that_join_and_leave_under_load_fail_no_request() -> None:
