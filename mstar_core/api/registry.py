@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mstar_core.errors import Cancelled, Duplicate, MstarError, RequestError, TimedOut
 
 if TYPE_CHECKING:
-    from mstar_core.api.attempts.record import AttemptRecord
+    from mstar_core.api.attempts.record import AttemptRecord, Journal
     from mstar_core.api.output.encode import OutputEncoder
+    from mstar_core.messages.flow import Drawn
     from mstar_core.messages.telemetry import RequestNews
 
 REMEMBERED: Final = 4096
@@ -38,7 +39,8 @@ class LiveRequest:
     the conductor has finished it. is_parked: it waits for a conductor, since parked_at. record: of its attempts, once
     its inputs are ready. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
     encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
-    reported: the last report; due: when its progress is reported next.
+    reported: the last report; due: when its progress is reported next. drawn_before: ids drawn under an earlier api.
+    on_drawn: called with ids that it draws.
     """
 
     handle: int
@@ -59,6 +61,8 @@ class LiveRequest:
     error: MstarError | None = None
     result: dict[str, Any] = field(default_factory=dict)
     on_fail: Callable[[MstarError], None] | None = None
+    drawn_before: Journal | None = None
+    on_drawn: Callable[[Drawn], None] | None = None
     period_ms: float | None = None
     skipped_ticks: int | None = None
     inputs: list[str] = field(default_factory=list)

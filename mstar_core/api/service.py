@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
 from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
 from mstar_core.api.api_metrics import Metrics
-from mstar_core.api.errors import ErrorReply, Stalled, reply_of
+from mstar_core.api.errors import ErrorReply, Stalled, lost, reply_of
 from mstar_core.api.handover.delivery import Delivery, UnitGate
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
@@ -314,6 +315,8 @@ class Service:
             self.admission.place(key) as place,
             self._open_queue(live) as output_queue,
         ):
+            if delivery is not None:
+                self._go_on(live, call, delivery, item or 0)
             refs: list[TensorRef] = []
             try:
                 inputs = await self._prepared(call, place, live, shared)
@@ -335,6 +338,12 @@ class Service:
                 yield Session(self, call, live, output_queue, encoder, inputs, delivery, item)
             finally:
                 self.link.release(refs)
+
+    def _go_on(self, live: LiveRequest, call: ParsedRequest, delivery: Delivery, item: int) -> None:
+        """Continue the journal of an earlier api. Raises WorkerLost if its outputs cannot be repeated."""
+        if delivery.is_begun and (reason := self._unresumable(call)):
+            raise lost("the api died", f"the request cannot be resumed: {reason}")
+        live.on_drawn, live.drawn_before = partial(delivery.drawn, item), delivery.journal(item)
 
     async def _prepared(
         self, call: ParsedRequest, place: Place, live: LiveRequest, shared: SharedInputs | None

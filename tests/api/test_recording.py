@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from mstar_core.api.handover.recording import (
+    DRAWN_BYTES,
     KEPT_PAGES_BYTES,
     REQUEST_BYTES,
     RESPONSE_BYTES,
@@ -111,3 +112,17 @@ def test_a_long_request_is_not_continued_and_leaves_no_memory(made: Made) -> Non
     recording.sent([b"answer"], 0)
     assert seen(fd).record.request_bytes == 0
     assert os.fstat(fd).st_blocks * 512 < 8 * KEPT_PAGES_BYTES
+
+
+def test_drawn_ids_are_kept_until_the_next_request(made: Made) -> None:
+    recording, fd = made
+    recording.begin("req", "trace", 0.0, 0.0)
+    for entry in (b"first", b"second"):
+        recording.draw(entry)
+    other = seen(fd)
+    other.draw(b"third")
+    assert seen(fd).drawn() == [b"first", b"second", b"third"]
+    other.begin("next", "trace", 0.0, 0.0)
+    assert seen(fd).drawn() == []
+    other.draw(b"x" * DRAWN_BYTES)
+    assert seen(fd).record.request_bytes < 0, "a request whose ids are not all known cannot go on"

@@ -50,11 +50,18 @@ def shuffle_head(folder: Path) -> None:
     (folder / "changed.safetensors").replace(folder / "model.safetensors")
 
 
-async def test_other_weights_after_a_death_never_change_what_was_delivered(judge: Judge, folder: Path) -> None:
+API = Strike(victim="api", sender="api", message="NewRequest", attempt=2)
+"""The api dies too, when it sends the request again: the next one knows the ids from the recording alone."""
+
+
+@pytest.mark.parametrize("others", [(), (API,)], ids=["worker", "worker-api"])
+async def test_other_weights_after_a_death_never_change_what_was_delivered(
+    judge: Judge, folder: Path, others: tuple[Strike, ...]
+) -> None:
     reference = await judge.undisturbed("text")
     await asyncio.to_thread(shuffle_head, folder)
     strike = Strike(victim=WORKER, sender=WORKER, message="Outputs", count=BEFORE)
-    answer = await judge.disturbed("text", strike)
+    answer = await judge.disturbed("text", strike, *others)
     assert answer.is_whole
     tokens = [each.ends[0]["metadata"]["usage"]["completion_tokens"] for each in (answer, reference)]
     assert tokens == [COUNT, COUNT], "no id is lost or repeated"

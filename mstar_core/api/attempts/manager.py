@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.attempts.limits import last_error, process_kind
 from mstar_core.api.attempts.record import Attempt, AttemptRecord
@@ -21,7 +23,10 @@ from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.registry import LiveRequest, Registry
 from mstar_core.errors import MstarError, WorkerLost
 from mstar_core.messages.flow import Drawn
-from mstar_core.messages.requests import NewRequest
+from mstar_core.messages.requests import NewRequest, Resume
+
+FIRST: Final = 1
+"""Number of the attempt before those that know ids."""
 
 RESUMING: Final = "resuming"
 """State of a request from the loss of an attempt to the first new output of the next one."""
@@ -53,6 +58,9 @@ class Attempts:
         live.record = record = AttemptRecord(
             request=request, deadline=live.deadline, delivered=delivered, unresumable=unresumable
         )
+        if live.drawn_before is not None and live.drawn_before.places:
+            record.journal = live.drawn_before
+            request = msgspec.structs.replace(request, resume=Resume(attempt=FIRST + 1, ids=record.journal.ids()))
         try:
             self.submit(request)
         except WorkerLost:
@@ -67,6 +75,8 @@ class Attempts:
         live = self.registry.get(message.handle)
         if live is not None and live.record is not None:
             live.record.journal.add(message)
+            if live.on_drawn is not None:
+                live.on_drawn(message)
 
     def lost(self, live: LiveRequest, process: str, cause: str, *, is_planned: bool = False) -> None:
         """Start the next attempt of a request after a death, or fail it if that was its last one.

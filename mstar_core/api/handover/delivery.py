@@ -12,10 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
+from mstar_core.api.attempts.record import Journal
 from mstar_core.api.handover.recording import Units
 from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.output.units import OutputItem, ids_or_samples
+from mstar_core.messages.flow import Drawn
 from mstar_core.plugin.surface import units_of
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[int, Drawn])
 
 DONE: Final = "done"
 """Unit of an item whose end has been written; not the name of a port."""
@@ -105,6 +112,8 @@ class Delivery:
         self._torn: list[Units] = []
         self._caught_up = asyncio.Event()
         self._whole = asyncio.Event()
+        self._is_begun = transport.is_muted
+        self._entries = self._recording.drawn()
         if transport.is_muted:
             self._replay()
         else:
@@ -121,6 +130,24 @@ class Delivery:
         if not any(self._targets):
             self._transport.unmute(record.total - record.start)
             self._caught_up.set()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the client has a part of the response from another process."""
+        return self._is_begun
+
+    def drawn(self, index: int, drawn: Drawn) -> None:
+        """Record ids that a loop of an item has drawn."""
+        self._recording.draw(_encoder.encode((index, drawn)))
+
+    def journal(self, index: int) -> Journal:
+        """Return the ids that an item has drawn in another process."""
+        journal = Journal()
+        for entry in self._entries:
+            item, drawn = _decoder.decode(entry)
+            if item == index:
+                journal.add(drawn)
+        return journal
 
     @property
     def is_behind(self) -> bool:

@@ -1,7 +1,7 @@
 """Recording of one connection in a memory file: the request in progress, and the response bytes not yet accepted.
 
 Written by the api before each write to the socket, read by the next api. The file has no name and belongs to the two
-processes that hold it. Layout: number of the valid record, two records, request bytes, response bytes.
+processes that hold it. Layout: number of the valid record, two records, request bytes, response bytes, drawn ids.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ REQUEST_BYTES: Final = 16 * MIB
 RESPONSE_BYTES: Final = 16 * MIB
 """Most bytes of a response that the client has not read and that can be continued."""
 
+DRAWN_BYTES: Final = 4 * MIB
+"""Most bytes of drawn ids of a request that can be continued."""
+
 _RECORDS: Final = mmap.PAGESIZE
 _REQUEST: Final = _RECORDS + 2 * RECORD_BYTES
 _RESPONSE: Final = _REQUEST + REQUEST_BYTES
-_SIZE: Final = _RESPONSE + RESPONSE_BYTES
+_DRAWN: Final = _RESPONSE + RESPONSE_BYTES
+_SIZE: Final = _DRAWN + DRAWN_BYTES
 KEPT_PAGES_BYTES: Final = 64 * KIB
 """Memory that an idle connection keeps; more is returned to the system."""
 
@@ -84,6 +88,7 @@ class ConnectionRecording:
         self._valid = 0
         self._ending: int | None = None
         self._marks: list[tuple[int, list[Units]]] = []
+        self._drawn_end = 0
 
     @classmethod
     def create(cls, sock: socket.socket | None = None) -> tuple[Self, int]:
@@ -108,6 +113,7 @@ class ConnectionRecording:
             raise TransportError("a recording has the wrong size")
         recording = cls(fd, Record())
         recording._load()
+        recording._drawn_end = sum(LENGTH.size + len(entry) for entry in recording.drawn())
         recording.record.adoptions += 1
         recording._commit()
         return recording
@@ -153,7 +159,37 @@ class ConnectionRecording:
         record.start = record.mark = record.total
         record.units, record.next_units = [], []
         self._marks.clear()
+        self._forget_drawn()
         self._commit()
+
+    def draw(self, entry: bytes) -> None:
+        """Append an entry of drawn ids. Those that do not fit make the request one that cannot be continued."""
+        if self._memory.closed or not self.record.is_active:
+            return
+        end = self._drawn_end + LENGTH.size + len(entry)
+        if end + LENGTH.size > DRAWN_BYTES:
+            self.record.request_bytes = -1
+            self._commit()
+            return
+        at = _DRAWN + self._drawn_end
+        self._memory[at + LENGTH.size : at + LENGTH.size + len(entry)] = entry
+        LENGTH.pack_into(self._memory, _DRAWN + end, 0)
+        LENGTH.pack_into(self._memory, at, len(entry))  # last, because it makes the entry valid
+        self._drawn_end = end
+
+    def drawn(self) -> list[bytes]:
+        """Return the entries of drawn ids of the request in progress."""
+        entries, at = [], _DRAWN
+        while size := LENGTH.unpack_from(self._memory, at)[0]:
+            entries.append(self._memory[at + LENGTH.size : at + LENGTH.size + size])
+            at += LENGTH.size + size
+        return entries
+
+    def _forget_drawn(self) -> None:
+        LENGTH.pack_into(self._memory, _DRAWN, 0)
+        if self._drawn_end > KEPT_PAGES_BYTES:
+            self._memory.madvise(mmap.MADV_REMOVE, _DRAWN + KEPT_PAGES_BYTES, DRAWN_BYTES - KEPT_PAGES_BYTES)
+        self._drawn_end = 0
 
     def request(self) -> bytes:
         """Return the bytes of the request in progress."""
