@@ -92,6 +92,11 @@ class Exchange:
         self.request_id = check_request_id(request_id)
         REQUEST_ID.set(self.request_id)
 
+    def check_open(self, count: int = 1) -> None:
+        """Raise Unavailable, WorkerLost or Overloaded if this request, of so many items, would be refused."""
+        is_continued = self.delivery is not None and self.delivery.is_continued
+        self.service.check_open(self.key, count, is_continued=is_continued)
+
     def warn(self, warnings: Sequence[str]) -> None:
         """Add warnings to the response headers."""
         if warnings:
@@ -280,14 +285,14 @@ def _record(exchange: Exchange, transport: RecordedTransport) -> None:
     """Record a request for the next api, or take its facts from the record of the last one."""
     recording = transport.recording
     connection: Any = transport.get_protocol()
-    record = recording.record
-    if connection.continues:
+    record, is_continued = recording.record, connection.continues
+    if is_continued:
         connection.continues = False
         exchange.request_id, exchange.trace_id = record.request_id, record.trace_id
         exchange.started, exchange.created = record.started, record.created
     else:
         recording.begin(exchange.request_id, exchange.trace_id, exchange.started, exchange.created)
-    exchange.delivery = Delivery(transport, exchange.flush, lambda: exchange.pending_bytes)
+    exchange.delivery = Delivery(transport, exchange.flush, lambda: exchange.pending_bytes, is_continued)
 
 
 def take_header_id(exchange: Exchange) -> None:

@@ -135,7 +135,7 @@ async def open_group(exchange: Exchange, call: ParsedRequest, count: int) -> Asy
     Raises Overloaded before anything runs if not all items can be admitted.
     """
     service = exchange.service
-    service.check_open(exchange.key, count)
+    exchange.check_open(count)
     group = Group(service, [item_of(call, index) for index in range(count)], exchange)
     tasks = [asyncio.create_task(group.run(index)) for index in range(count)]
     try:

@@ -274,10 +274,13 @@ class Service:
             "sent_bytes": self.link.sent_bytes,
         }
 
-    def check_open(self, key: str = "", count: int = 1) -> None:
-        """Raise Unavailable, WorkerLost or Overloaded if `count` new requests would be refused."""
+    def check_open(self, key: str = "", count: int = 1, *, is_continued: bool = False) -> None:
+        """Raise Unavailable, WorkerLost or Overloaded if `count` new requests would be refused.
+
+        is_continued: an earlier api has admitted them, so they wait for processes that restart.
+        """
         problem = self.link.deployment.problem()
-        if problem is not None:
+        if problem is not None and not (is_continued and problem.code in ("draining", *PASSING)):
             raise problem
         self.admission.check(key, count)
 
@@ -304,7 +307,7 @@ class Service:
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
-        self.check_open(key)
+        self.check_open(key, is_continued=delivery is not None and delivery.is_continued)
         self.link.spin.rouse()
         deadline = started + call.timeout_s
         with (

@@ -98,11 +98,18 @@ def _units(item: OutputItem) -> int:
 class Delivery:
     """Outputs in the response of one request. Its items are numbered; most requests have one.
 
-    Without a replay it only takes notes. flush: writes the parts of the response that wait for the next iteration of
-    the loop. pending: size of these parts.
+    Without a replay it only takes notes. is_continued: another process has begun the request. flush: writes the parts of
+    the response that wait for the next iteration of the loop. pending: size of these parts.
     """
 
-    def __init__(self, transport: RecordedTransport, flush: Callable[[], None], pending: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        transport: RecordedTransport,
+        flush: Callable[[], None],
+        pending: Callable[[], int],
+        is_continued: bool = False,
+    ) -> None:
+        self.is_continued = is_continued
         self._transport = transport
         self._recording = transport.recording
         self._flush = flush

@@ -39,7 +39,7 @@ async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any
 
     Takes its request id. Raises Unavailable, Overloaded, RequestError, UnsupportedType.
     """
-    exchange.service.check_open(exchange.key)
+    exchange.check_open()
     content_type = exchange.content_type.partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise UnsupportedType("the body must be JSON", hint="send application/json")
@@ -54,7 +54,7 @@ async def read_multipart(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str
 
     Raises like `read_body`, and TooLarge.
     """
-    exchange.service.check_open(exchange.key)
+    exchange.check_open()
     if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     form = await read_form(exchange, exchange.content_type, exchange.limits)

@@ -49,7 +49,7 @@ class GenerateOptions:
 async def generate(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. The response was sent when this returns."""
     service = exchange.service
-    service.check_open(exchange.key)
+    exchange.check_open()
     form = await read_form(exchange, exchange.content_type, exchange.limits)
     exchange.take_body_id(form.fields.get("request_id"))
     options = _options_of(exchange, form)
