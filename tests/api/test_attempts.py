@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 from mstar_core.api.attempts.record import AttemptRecord, Journal
+from mstar_core.api.output.queue import OutputQueue
+from mstar_core.api.output.spool import Spool
 from mstar_core.messages.flow import Drawn
 from mstar_core.messages.life import ServiceState, Telemetry
 from mstar_core.messages.requests import NewRequest, Resume
@@ -334,6 +337,24 @@ async def test_the_record_of_a_request_survives_serialization(started: Started) 
             )
             send(api.fake, second, size=3000)
             api.fake.finish(second.handle)
+
+
+async def test_ids_that_an_earlier_api_knew_are_sent_with_the_request(started: Started) -> None:
+    async with started() as api:
+        sent: list[NewRequest] = []
+        manager = api.process.link.attempts
+        manager.submit = sent.append
+        journal = Journal()
+        journal.add(Drawn(handle=1, place="LLM", start=0, ids=[5, 6]))
+        now = manager.clock()
+        with api.process.registry.open("r", route="generate", key="", started=now, deadline=now + 9) as live:
+            manager.queues[live.handle] = OutputQueue(Spool(Path("unused")))
+            live.drawn_before = journal
+            manager.begin(live, NewRequest(handle=live.handle, request_id="r", params={}, outputs=[], inputs={}), "")
+            assert sent[0].resume == Resume(attempt=2, ids={"LLM": [5, 6]})
+            manager.drawn(Drawn(handle=live.handle, place="LLM", start=1, ids=[6, 7]))
+            assert live.record is not None and live.record.journal.ids() == {"LLM": [5, 6, 7]}
+            del manager.queues[live.handle]
 
 
 def test_a_journal_grows_only_and_drops_ids_behind_a_gap() -> None:

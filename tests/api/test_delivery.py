@@ -2,14 +2,114 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mstar_core.api.handover.delivery import UnitGate
+from mstar_core.api.handover.delivery import Delivery, UnitGate
+from mstar_core.api.handover.recording import ConnectionRecording
+from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.output.units import OutputItem
+from mstar_core.messages.flow import Drawn
 
 IDS = 24
+
+
+class Sink(asyncio.Transport):
+    """A socket that accepts everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+@contextmanager
+def connected(fd: int | None = None) -> Iterator[tuple[RecordedTransport, Sink, int]]:
+    """A recorded transport, its socket and the memory file. fd: the file of a process that was killed."""
+    if fd is None:
+        recording, own = ConnectionRecording.create()
+        recording.begin("r", "t", 0.0, 0.0)
+    else:
+        recording, own = ConnectionRecording.adopt(fd), os.dup(fd)
+    sink = Sink()
+    try:
+        yield RecordedTransport(sink, recording), sink, own
+    finally:
+        recording.close()
+        os.close(own)
+
+
+def delivery_of(transport: RecordedTransport) -> Delivery:
+    """The delivery of a response that is written at once."""
+    return Delivery(transport, lambda: None, lambda: 0)
+
+
+def begun(transport: RecordedTransport) -> Delivery:
+    """A response with two units and a torn third one, whose loop has drawn four ids."""
+    delivery = delivery_of(transport)
+    for start, ids in ((0, [5, 6]), (2, [7, 8])):
+        delivery.drawn(0, Drawn(handle=1, place="LLM", start=start, ids=ids))
+    delivery.sends(0, {"text": 2})
+    transport.write(b"one two")
+    delivery.sent()
+    delivery.sends(0, {"text": 3})
+    transport.write(b" th")
+    return delivery
+
+
+async def test_a_response_goes_on_in_the_middle_of_what_was_being_written() -> None:
+    with connected() as (dead, _, fd):
+        begun(dead)
+        with connected(fd) as (transport, sink, _):
+            transport.mute()
+            delivery = delivery_of(transport)
+            gate = delivery.gate(0)
+            transport.write(b"one two")
+            delivery.sends(0, {"text": 2})
+            assert delivery.is_behind
+            delivery.sent()
+            await asyncio.wait_for(delivery.caught_up(0), 1)
+            assert ids_of(gate.take([text([5, 6, 7, 8])])) == [5, 6]
+            gate.advance()
+            assert ids_of(gate.take(())) == [7], "the torn part comes alone, as when it was written"
+            delivery.sends(0, {"text": 3})
+            transport.write(b" three")
+            delivery.sent()
+            assert sink.written == b"ree" and not delivery.is_behind
+
+
+def test_the_next_process_knows_the_drawn_ids_and_sends_them_with_the_request() -> None:
+    with connected() as (dead, _, fd):
+        begun(dead)
+        with connected(fd) as (transport, _, _):
+            transport.mute()
+            delivery = delivery_of(transport)
+            assert delivery.is_begun
+            assert delivery.journal(0).ids() == {"LLM": [5, 6, 7, 8]}
+            assert delivery.journal(1).ids() == {}
+
+
+def test_a_replay_that_fails_lets_its_error_through() -> None:
+    with connected() as (dead, _, fd):
+        begun(dead)
+        with connected(fd) as (transport, sink, _):
+            transport.mute()
+            delivery = delivery_of(transport)
+            transport.write(b"one")
+            delivery.fail()
+            transport.write(b"error")
+            assert sink.written == b"error"
 
 
 def text(ids: list[int]) -> OutputItem:

@@ -98,8 +98,8 @@ def _units(item: OutputItem) -> int:
 class Delivery:
     """Outputs in the response of one request. Its items are numbered; most requests have one.
 
-    Without a replay it only takes notes. is_continued: another process has begun the request. flush: writes the parts of
-    the response that wait for the next iteration of the loop. pending: size of these parts.
+    Without a replay it only takes notes. is_continued: another process has begun the request. flush: writes the parts
+    of the response that wait for the next iteration of the loop. pending: size of these parts.
     """
 
     def __init__(
