@@ -210,3 +210,28 @@ def test_the_engine_takes_text_ids_above_the_talkers_vocabulary(small: Talker) -
     case = Case("made", replace(CONFIG, ids=replace(CONFIG.ids, im_start=160, assistant=1400)), tensors)
     plain, (actual,) = speak(small, case, 6), answers(small, [Wish(case, 6)])
     assert (actual.tokens, actual.frames) == (plain.tokens, [frame.tolist() for frame in plain.frames])
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_known_frames_in_one_pass_equal_decode_steps(small: Talker, has_ended: bool) -> None:
+    """Text ids, then tts_eos once, then tts_pad, whether or not the text has ended before the first known frame."""
+    frames = torch.tensor([[5, 1, 2, 3, 4], [9, 8, 7, 6, 5], [1010, 0, 59, 1, 30], [3, 3, 3, 3, 3], [700, 9, 8, 7, 6]])
+    text = torch.full((5,), -1) if has_ended else torch.tensor([7, 1400, -1, -1, -1])
+    opening = {"text": torch.tensor([[3]]), "voice": torch.tensor([0]), "positions": torch.arange(6.0)}
+    stepped, packed = DenseCache(), DenseCache()
+    for cache in (stepped, packed):
+        cache.lengths = [6]
+        small(kv=cache, **opening)
+    ended = torch.full((1, 1), has_ended)
+    hidden, flags = [], []
+    stepped.lengths = [1]
+    for step, frame in enumerate(frames):
+        said, next_ended = small.text_vectors(text[step : step + 1], ended)
+        hidden.append(small.model(small.frame_vectors(frame[None]) + said, torch.tensor([6.0 + step]), stepped))
+        ended = next_ended
+        flags.append(ended)
+    packed.lengths = [5]
+    before = torch.full((1, 1), has_ended)
+    actual = small(kv=packed, positions=torch.arange(6.0, 11.0), known=frames, text=text, text_ended=before)
+    torch.testing.assert_close(actual["last_hidden"], torch.cat(hidden), atol=1e-4, rtol=0)
+    assert torch.equal(actual["text_ended"], torch.cat(flags)) and torch.equal(actual["frame"], frames)
