@@ -75,6 +75,7 @@ class Link:
         self.on_state: Callable[[DeploymentState], None] = lambda state: None
         self.running: Callable[[], int] = lambda: len(registry)
         self.unserved: Callable[[], int] = lambda: 0
+        self.take_back: Callable[[], None] = lambda: None
         self.gauges: Callable[[], dict[str, float]] = dict
         self.news: Callable[[], tuple[list[RequestNews], list[Span]]] = lambda: ([], [])
         self.spin = spin or Spin()
@@ -390,6 +391,8 @@ class Link:
         deployment = self.deployment
         deployment.state, deployment.phase, deployment.reason = message.state, message.phase, message.reason
         deployment.drain, deployment.pause, deployment.handover = message.drain, message.pause, message.handover
+        if not message.handover:
+            self.take_back()
         self.on_state(deployment)
         self.note_change()
         if message.state == "unhealthy" and (problem := deployment.problem()) is not None:

@@ -130,6 +130,7 @@ class ApiProcess:
         self.link.on_stop = self.stop
         self.link.on_reload = self._reload
         self.link.unserved = lambda: 0 if self._listener is None else self._listener.hand_over()
+        self.link.take_back = lambda: None if self._listener is None else self._listener.take_back()
         self.link.attach(loop)
         self.life.phase("pool", total=self.spec.api.pool_processes or 1)
         app = self._make_app(await self._detokenizer())

@@ -374,6 +374,12 @@ class Supervisor:
         self._send_state()
         return partial(self._has_ended, self._handover)
 
+    def take_back(self) -> None:
+        """Let the api accept connections again, if it still runs."""
+        if self._handover:
+            self._handover = 0
+            self._send_state()
+
     def _next_level(self) -> int:
         self._levels += 1
         return self._levels

@@ -63,6 +63,31 @@ async def _play(slots: int, queue: int, moves: list[tuple[str, int]]) -> None:
     assert order == sorted(order)
 
 
+async def test_a_paused_queue_gives_no_slot_and_goes_on_in_order() -> None:
+    admission = AdmissionQueue(2, 1)
+    with admission.place() as running, admission.place() as first, admission.place() as second:
+        running.enter()
+        admission.pause(is_paused=True)
+        waits = [first.enter(), second.enter()]
+        assert not admission.is_free and not any(turn.done() for turn in waits)
+        with pytest.raises(Overloaded):
+            admission.check()
+        running.leave()
+        assert admission.running == 0 and not any(turn.done() for turn in waits)
+        admission.pause(is_paused=False)
+        assert all(turn.done() for turn in waits) and admission.running == 2
+
+
+async def test_new_limits_keep_places_and_admit_what_waits() -> None:
+    admission = AdmissionQueue(1, 2)
+    with admission.place() as first, admission.place() as second, admission.place() as third:
+        turns = [first.enter(), second.enter(), third.enter()]
+        admission.limit(2, 0, 0)
+        assert [turn.done() for turn in turns] == [True, True, False]
+        with pytest.raises(Overloaded):
+            admission.check()
+
+
 async def test_the_time_to_wait_follows_how_fast_requests_end() -> None:
     now = [0.0]
     admission = AdmissionQueue(1, 3, clock=lambda: now[0])

@@ -223,7 +223,10 @@ async def test_replicas_join_and_leave_while_the_others_run(logged_spec: Any, pl
         assert set(supervisor.hub.store.ranks) == {"0"}
         supervisor.operations.scale(2, [])
         assert await settled(supervisor) == ""
-        assert "worker-3" in supervisor.children, "a number that has left does not come back"
+        supervisor.operations.cordon(3)
+        supervisor.operations.scale(1, [])
+        assert (await settled(supervisor), supervisor.cordoned) == ("", frozenset())
+        assert "worker-3" in supervisor.logs, "a number that has left does not come back"
         assert supervisor.deaths == []
 
 

@@ -72,7 +72,7 @@ class Listener:
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}  # in the order of their start
         self._retry: asyncio.TimerHandle | None = None
         self._next_log: dict[str, float] = {}
-        self._is_closed = False
+        self._is_closed = self._is_handed_over = False
 
     def start(self) -> None:
         """Listen, and accept connections on the running loop."""
@@ -93,13 +93,19 @@ class Listener:
 
         Returns the number of connections whose request has not been answered yet. Call it again until none is left.
         """
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._is_handed_over and not self._is_closed:
+            self._is_handed_over = True
             self._pause()
         for connection in [each for each in self.connections if each.has_served and each.is_idle]:
             connection.drop()
             self.connections.discard(connection)
         return len(self.connections) + len(self._handshakes)
+
+    def take_back(self) -> None:
+        """Accept connections again after `hand_over`."""
+        if self._is_handed_over:
+            self._is_handed_over = False
+            self._resume()
 
     async def close(self) -> None:
         """Close every connection and wait for the end of their handlers."""
@@ -112,7 +118,7 @@ class Listener:
 
     def _resume(self) -> None:
         self._retry = None
-        if not self._is_closed:
+        if not self._is_closed and not self._is_handed_over:
             asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     def _pause(self, retry_s: float | None = None) -> None:

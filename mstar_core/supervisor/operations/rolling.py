@@ -47,6 +47,9 @@ class RollingDeployment(Protocol):
     def hand_over(self) -> Callable[[], bool]:
         """Make the api accept no more connections. Returns a function that tells whether it has no request left."""
 
+    def take_back(self) -> None:
+        """Let the api accept connections again, if it still runs."""
+
 
 def in_rolling_order(units: Iterable[Unit]) -> list[Unit]:
     """Return the units in the order of a rolling restart."""
@@ -135,8 +138,11 @@ class RollingRestart:
         self._deployment.unpause()
 
     async def _api(self, unit: Unit) -> None:
-        await self._drained(unit, self._deployment.hand_over())
-        await self._renewed(unit)
+        try:
+            await self._drained(unit, self._deployment.hand_over())
+            await self._renewed(unit)
+        finally:
+            self._deployment.take_back()
 
     async def _drained(self, unit: Unit, has_ended: Callable[[], bool]) -> None:
         if not await self._deployment.changes.until(has_ended, self._drain_s):

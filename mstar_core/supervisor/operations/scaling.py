@@ -132,6 +132,7 @@ class Scaling:
             smaller = without(plan, set(column))
             deployment.respecify(msgspec.structs.replace(_limited(deployment.spec, smaller), plan=smaller))
             await deployment.retire(names)
+            cordons.set(kept=cordons.kept - leaders)
         finally:
             cordons.set(passing=frozenset())
 
