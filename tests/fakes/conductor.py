@@ -125,6 +125,10 @@ class FakeDeployment:
         """Return the processed prompt as text: ids that are bytes."""
         return bytes(self._tensors.copy(request.inputs["tokens"]).astype(np.uint8).tolist()).decode()
 
+    def input(self, request: NewRequest, name: str) -> Any:
+        """Return a processed input, as a worker reads it."""
+        return self._tensors.copy(request.inputs[name])
+
     def output(
         self,
         handle: int,
@@ -208,6 +212,7 @@ class FakeDeployment:
         match message:
             case Hello():
                 self._api = message.endpoint, message.incarnation
+                self._tensors.connect("api", message.fd_endpoint, message.incarnation)
                 for courier in self._couriers.values():
                     courier.connect("api", message.endpoint, message.incarnation)
                 if self.greets:

@@ -19,6 +19,8 @@ from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_core.plugin.program import ProgramGenerator
 
 RATE = 24000
+LARGE_BYTES = 100_000
+"""Size of an input that is lent in shared memory; the prompt `large` has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,8 @@ class Processor:
             raise RequestError("the prompt is too long", field="text", code="context_length_exceeded")
         ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
         warnings = ["cut"] if text == "warn" else []
-        return Inputs(arrays={"tokens": ids}, prompt_tokens=len(ids), max_output_tokens=50, warnings=warnings)
+        arrays = {"tokens": ids} | ({"picture": np.full(LARGE_BYTES, 7, dtype=np.uint8)} if text == "large" else {})
+        return Inputs(arrays=arrays, prompt_tokens=len(ids), max_output_tokens=50, warnings=warnings)
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         return (output * 32767).astype("<i2").tobytes(), {}

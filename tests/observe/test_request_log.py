@@ -63,6 +63,27 @@ def test_a_finished_request_shows_no_steps_until_their_last_count_has_come() -> 
     assert last is not None and last.progress == "step 3 of 3"
 
 
+def test_reports_about_later_attempts_join_the_request_under_its_first_handle() -> None:
+    log = RequestLog("m")
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0)
+    tell(log, "worker-0", 0.0, Span(1, 7, "compute", "LLM", "decode", 2.0, 3.0), handle=7, tokens=5, pages=2)
+    tell(log, "worker-1", 0.0, Span(1, 9, "compute", "LLM", "decode", 5.0, 6.0), handle=9, tokens=6, pages=4)
+    tell(
+        log, "api", 0.0, handle=7, id="r", state="resume", started=1.0, current=9, attempts=2, causes=["worker-0: died"]
+    )
+    tell(log, "worker-0", 0.0, handle=7, tokens=50)
+    tell(log, "worker-1", 0.0, handle=9, tokens=8, pages=4)
+    views = shown(log)
+    assert set(views) == {7, 9} and views[9] is None
+    request = views[7]
+    assert request is not None and (request.attempts, request.causes) == (2, ["worker-0: died"])
+    assert request.tokens == 5 + 8, "late reports about the first attempt are dropped"
+    assert request.resumption == "attempt 2" and len(log.live[7].spans) == 2
+    tell(log, "api", 9.0, handle=7, id="r", state="finished", started=1.0, ended=9.0, current=9, pauses_s=[1.9])
+    log.settle(10.0 + LINGER_S)
+    assert log.find("r") is not None and not log.live
+
+
 def test_at_the_end_the_answers_usage_counts_and_no_pages_are_shown() -> None:
     log = RequestLog("m")
     tell(log, "worker-0", 0.0, handle=7, tokens=40, pages=3, why="waits")
