@@ -34,7 +34,7 @@ class PlaceLog:
     iteration. left_out: given ids that will still be reported. last: the last drawn id, whose values follow.
     """
 
-    journal: Journal
+    journal: PendingDraws
     handle: int
     place: str
     start: int
@@ -68,7 +68,7 @@ class PlaceLog:
         self.ids += ids
 
 
-class Journal:
+class PendingDraws:
     """Places with ids that have not been sent."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

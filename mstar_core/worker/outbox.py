@@ -33,7 +33,7 @@ from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.transport.tensors import inline
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
-from mstar_core.worker.journal import Journal
+from mstar_core.worker.journal import PendingDraws
 from mstar_core.worker.peer_memory.arrivals import handles_of, refs_of
 from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory
 
@@ -119,7 +119,7 @@ class Outbox:
         peer_memory: takes tensors to workers on GPUs of this host; None on a CPU.
         """
         self.sent_outputs = 0
-        self.journal = Journal()
+        self.journal = PendingDraws()
         self._name = name
         self._rank = rank
         self._courier = courier

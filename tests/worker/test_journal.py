@@ -13,7 +13,7 @@ from mstar_core.messages.flow import Drawn, Outputs, StreamItems
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import OpenRequest
 from mstar_core.transport.tensors import inline
-from mstar_core.worker.journal import INTERVAL_S, Journal
+from mstar_core.worker.journal import INTERVAL_S, PendingDraws
 from tests.fakes.runner import FakeRunner
 from tests.worker.test_executor import STOP, Bench, ids, windows
 
@@ -33,7 +33,7 @@ class JournalBench(Bench):
     def __init__(self, *scripts: Any, **more: Any) -> None:
         super().__init__(*scripts, **more)
         self.clock = Clock()
-        self.outbox.journal = Journal(self.clock)
+        self.outbox.journal = PendingDraws(self.clock)
 
     def walk(self, handle: int, partition: str, run: int, walk: str, **fields: Any) -> None:
         number = {"prefill": 0, "decode": 1}.get(walk, 0)
@@ -134,7 +134,7 @@ def test_candidates_have_no_journal() -> None:
 
 
 def test_whole_iterations_are_kept_with_the_values_of_their_ports() -> None:
-    journal = Journal(Clock())
+    journal = PendingDraws(Clock())
     node = NodeSpec(name="Talker", engine="kv_cache", ports={"frame": "i64[2]"})
     log, known = journal.of_loop(3, "T:0/loop", 6, [1, 2, 3, 4, 5, 6, 7, 8], node, ("frame",))
     assert (known, log.width, log.start) == ((1, 2, 3, 4, 5, 6), 3, 12)
