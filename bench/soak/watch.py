@@ -21,7 +21,7 @@ IN_USE: Final = {"pages": (".pages_used",), "loans": (".shm_live", ".peer_live")
 GROWN_UP_S: Final = 60.0
 """Age from which a process is judged: allocators, caches and connections of a young one still grow."""
 
-LEAST_MINUTES, LEAST_SAMPLES = 20.0, 12
+LEAST_MINUTES, LEAST_SAMPLES = 15.0, 12
 """A shorter series shows a slope and gives no verdict."""
 
 SURE: Final = 3.0
