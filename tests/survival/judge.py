@@ -11,8 +11,11 @@ from bench.soak.answers import Answer, ask, flaws
 from tests.runtime.client import new_client
 from tests.runtime.deployment import END_S, until
 from tests.survival.mortal import Mortal
+from tests.survival.points import FOLLOWER, WORKER
 from tests.survival.strikes import Sent, Strike
 
+DIED: Final = "child.died"
+GROUP: Final = {WORKER, FOLLOWER}
 STRIKE_S: Final = 5.0
 """Longest time from an answer to a strike of its request."""
 
@@ -28,6 +31,7 @@ class Judge:
     async def undisturbed(self, name: str) -> Answer:
         """Return the answer to a request without strikes."""
         if name not in self.references:
+            await asyncio.to_thread(self.settle)
             answer = await self._ask(name)
             assert answer.is_whole, (answer.body, answer.code, answer.cause)
             self.references[name] = answer
@@ -46,11 +50,14 @@ class Judge:
         """Return the answer to a request while strikes fall, after every process is back and nothing is held."""
         await self.undisturbed(name)
         await asyncio.to_thread(self.settle)
+        known = len(self.deployment.events())
         self.deployment.strikes.arm(*strikes)
         answer = await self._ask(name)
         # The last one may fall a moment after the answer, if its message ended the request.
         await asyncio.to_thread(until, lambda: self.deployment.strikes.left == 0, "the strike", STRIKE_S)
         await asyncio.to_thread(self.settle)
+        died = {event["child"]: event["cause"] for event in self.deployment.events()[known:] if event["type"] == DIED}
+        assert died.keys() <= self._mortal(strikes), died
         return answer
 
     async def flaws(self, name: str, *strikes: Strike) -> list[str]:
@@ -61,6 +68,11 @@ class Judge:
         """Wait until every process is ready, and check that nothing is held."""
         until(lambda: self.deployment.admin("/v1")["state"] == "ready", "ready", END_S)
         self.deployment.assert_clean()
+
+    def _mortal(self, strikes: tuple[Strike, ...]) -> set[str]:
+        """Return the processes that may die of strikes. The members of a group die together."""
+        victims = {strike.victim for strike in strikes}
+        return victims | GROUP if victims & GROUP and self.deployment.family.where is not None else victims
 
     async def _ask(self, name: str) -> Answer:
         async with new_client(self.deployment.url) as client:

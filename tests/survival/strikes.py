@@ -17,6 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from mstar_core.messages.flow import Outputs
+from mstar_core.messages.requests import NewRequest
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import RunWalks
 from mstar_core.transport.courier import Courier
@@ -33,7 +34,8 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     message: name of its class. part: a walk of RunWalks, or a port of Outputs; empty for any. count: the how manieth
     matching message since the strike became the first, for Outputs the how manieth output. side: whether the victim
-    dies before or after the message is sent. delay_s: further wait before the kill.
+    dies before or after the message is sent. delay_s: further wait before the kill. attempt: that of a NewRequest, 0
+    for any; the request that a new api sends for a dead one is its first.
     """
 
     victim: str
@@ -43,6 +45,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     side: Side = "after"
     delay_s: float = 0.0
+    attempt: int = 0
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,11 @@ def parts_of(message: Message) -> list[str]:
     return []
 
 
+def attempt_of(message: NewRequest) -> int:
+    """Return the number of a request's attempt, 1 for the first."""
+    return message.resume.attempt if message.resume is not None else 1
+
+
 class _Child:
     """The strikes as one child sees them."""
 
@@ -121,6 +129,8 @@ class _Child:
     def meets(self, strike: Strike, message: Message) -> bool:
         """Count a message, and return whether it is the one of the strike."""
         if strike.sender != self._name or strike.message != type(message).__name__:
+            return False
+        if isinstance(message, NewRequest) and strike.attempt not in (0, attempt_of(message)):
             return False
         parts = parts_of(message)
         before = self._seen
