@@ -27,7 +27,7 @@ def set_values(
         ),
     ],
 ) -> None:
-    """Change limits while a deployment runs, until it ends."""
+    """Change limits while a deployment runs."""
     printer = Printer.of(ctx)
     names = [word for word in words if "=" not in word]
     if len(names) > 1 or len(names) == len(words):
