@@ -16,7 +16,7 @@ import msgspec
 from mstar_core.conductor.caches import CacheUse, cache_uses
 from mstar_core.conductor.progress import Progress
 from mstar_core.conductor.request import ConductorRequest, PartitionRun, PendingRun, facts_of, run_message, signal_map
-from mstar_core.conductor.resume import delivered_units
+from mstar_core.conductor.resume import with_delivered
 from mstar_core.conductor.router import Router
 from mstar_core.conductor.waiting import WaitingRequests
 from mstar_core.config.deployment import Plan
@@ -199,8 +199,9 @@ class Conductor:
             outputs=message.outputs,
             rows=candidates,
             salt=message.salt,
-            delivered={} if request.homes.by_walk else delivered_units(message),
         )
+        if not request.homes.by_walk:
+            opened = with_delivered(opened, message)
         if len(request.homes.ranks) == 1:
             request.opening = opened  # sent with its first walks, which saves one message
             return

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from mstar_core.messages.requests import NewRequest
+    from mstar_core.messages.work import OpenRequest
 
 
 def known_ids(message: NewRequest, place: str) -> dict[str, list[int]]:
@@ -16,6 +19,9 @@ def known_ids(message: NewRequest, place: str) -> dict[str, list[int]]:
     return {key.removeprefix(start): ids for key, ids in message.resume.ids.items() if key.startswith(start)}
 
 
-def delivered_units(message: NewRequest) -> dict[str, int]:
-    """Return the units by output port that the api has from earlier attempts."""
-    return {} if message.resume is None else dict(message.resume.delivered)
+def with_delivered(opened: OpenRequest, message: NewRequest) -> OpenRequest:
+    """Return the message that opens a request with what the api has from earlier attempts."""
+    resume = message.resume
+    if resume is None:
+        return opened
+    return msgspec.structs.replace(opened, delivered=dict(resume.delivered), chunks=dict(resume.chunks))

@@ -45,12 +45,14 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts of the earlier attempts of a request, which a death has ended, for its new attempt.
 
     attempt: 2 for the first new one. ids: drawn ids by place (see `Drawn`), to be forced in this order. delivered:
-    units by output port that the api has, which need not be sent again (see `units_of`).
+    units by output port that the api has, which need not be sent again (see `units_of`). chunks: by port, the chunks of
+    a stream walk whose outputs the api has as a whole, and the units of these outputs; they need not be computed again.
     """
 
     attempt: int
     ids: dict[str, list[int]] = {}
     delivered: dict[str, int] = {}
+    chunks: dict[str, tuple[int, int]] = {}
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):

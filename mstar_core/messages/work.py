@@ -25,7 +25,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
     params: checked values by parameter name. max_tokens: limit of its caches. rows: number of candidates with
     caches of their own at once, which share that limit equally. split_streams: those with producers on several workers.
-    salt: as in NewRequest. delivered: units by output port that the api has, see `Resume`.
+    salt: as in NewRequest. delivered, chunks: outputs that the api has, see `Resume`.
     """
 
     handle: int
@@ -38,6 +38,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     split_streams: list[str] = []
     salt: bytes = b""
     delivered: dict[str, int] = {}
+    chunks: dict[str, tuple[int, int]] = {}
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):

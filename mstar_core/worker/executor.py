@@ -469,6 +469,7 @@ class Executor:
         run = ActiveRun(message, partition, share, state, inputs)
         if isinstance(state, StreamWalk):
             run.fixed = split_numbers(request, run, state.fixed, ())
+            run.left_out = request.leave_out_chunks(state.task) if request.chunks else 0
         request.active[partition] = run
         self._carry_out(request, run, state.start())
         for item in request.early.pop(message.run, ()):
@@ -635,8 +636,12 @@ class Executor:
                 self._streams.put(request, outlet.stream, value)
             elif outlet.modality is not None:
                 self._emit(request, outlet.port, outlet.modality, value, {"step": entry.step})
-        request.waiting[state.stream] = WaitingChunk(run, state.walk.address(0), (state.count,), self._clock())
+        self._await_chunk(request, run, state)
         self._streams.serve(request, state.stream)
+
+    def _await_chunk(self, request: WorkerRequest, run: ActiveRun, state: StreamWalk) -> None:
+        waiting = WaitingChunk(run, state.walk.address(0), (state.count,), self._clock())
+        request.waiting[state.stream] = waiting
 
     def _content(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> bytes | None:
         """Return the key of what determines a task's inputs, and keep it for tasks that take its outputs."""
@@ -757,7 +762,11 @@ class Executor:
             return
         chunk, items = popped
         if isinstance(run.state, StreamWalk):
-            self._fire_chunk(request, run, run.state, chunk, items)
+            if run.state.count < run.left_out:
+                run.state.numbers(chunk)
+                self._await_chunk(request, run, run.state)
+            else:
+                self._fire_chunk(request, run, run.state, chunk, items)
             return
         run.values[Key(address, "$chunk", iteration)] = items
         run.flags.clear()

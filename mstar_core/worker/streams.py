@@ -95,17 +95,17 @@ class Streams:
 
     def serve(self, request: WorkerRequest, name: str) -> None:
         """Hand the waiting walk its next chunk, or the end of the stream; a loop in the engine gets all new ids."""
-        waiting = request.waiting.get(name)
-        if waiting is None:
+        if name not in request.waiting:
             if name in request.inboxes:
                 request.inboxes[name].hand_over()
             return
         inbox = self.inbox(request, name)
-        popped = inbox.pop()
-        if popped is None and not inbox.is_finished:
-            return
-        del request.waiting[name]
-        self._deliver(request, waiting, popped)
+        while (waiting := request.waiting.get(name)) is not None:  # a walk that leaves chunks out waits again at once
+            popped = inbox.pop()
+            if popped is None and not inbox.is_finished:
+                return
+            del request.waiting[name]
+            self._deliver(request, waiting, popped)
 
 
 def sent_items(request: WorkerRequest) -> dict[str, int]:

@@ -40,7 +40,8 @@ def test_captured_steps_go_on_from_known_ids_as_on_the_cpu(kind: str, cuda: torc
     for cut in (1, 2, 9, STEPS):
         assert go_on(engine, expected[:cut], SAMPLINGS[kind])[1] == expected
     counts = engine.graph_counts
-    assert counts is not None and counts.hits > STEPS and counts.prefill_hits
+    assert counts is not None and counts.prefill_hits
+    assert counts.hits > STEPS or SAMPLINGS[kind].adjusts, "a variant is captured when the worker is idle"
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)

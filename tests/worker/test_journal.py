@@ -158,3 +158,28 @@ def test_outputs_that_the_api_has_are_left_out_and_counted() -> None:
     assert bench.pcm(1) == whole.pcm(1)[2:]
     items = [item for message in bench.post.of(Outputs) for item in message.items]
     assert [item.skipped for item in items] == [2 * 28] + [0] * (len(items) - 1)
+
+
+def test_chunks_whose_outputs_the_api_has_are_not_computed_again() -> None:
+    whole = JournalBench({1: SPEECH})
+    whole.open(1)
+    whole.speak(1)
+    bench = JournalBench({1: SPEECH})
+    bench.executor.open(
+        OpenRequest(
+            handle=1,
+            params={},
+            seed=1,
+            homes={"LLM": 0, "snac_decoder": 0},
+            max_tokens=100,
+            outputs=["audio"],
+            delivered={"pcm": 3 * 28},
+            chunks={"pcm": (2, 2 * 28)},
+        )
+    )
+    bench.speak(1)
+    assert bench.pcm(1) == whole.pcm(1)[3:], "two are left out before, one after it was computed"
+    items = [item for message in bench.post.of(Outputs) for item in message.items]
+    assert [item.skipped for item in items] == [3 * 28] + [0] * (len(items) - 1)
+    computed, all_of_them = (len(each.snac.seen) for each in (bench, whole))
+    assert computed == all_of_them - 2

@@ -90,5 +90,11 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     def message(self, handle: int, now: float) -> NewRequest:
         """Return the message of the next attempt."""
         left_s = max(0.001, self.deadline - now)
-        resume = Resume(attempt=len(self.attempts) + 1, ids=self.journal.ids(), delivered=dict(self.delivered.units))
+        delivered = self.delivered
+        resume = Resume(
+            attempt=len(self.attempts) + 1,
+            ids=self.journal.ids(),
+            delivered=dict(delivered.units),
+            chunks={port: chunk for port, chunk in delivered.chunks.items() if chunk[0] > 0},
+        )
         return msgspec.structs.replace(self.request, handle=handle, deadline_s=left_s, resume=resume)

@@ -32,11 +32,13 @@ class Delivered(msgspec.Struct, kw_only=True):
     """Outputs that the client of a request has or will get. Grows only, over all attempts.
 
     units: ids, samples, images and other values, by output port. events: place of the last one, by modality: of
-    progress, the loops before it and its step; of images in the making, 0 and their number.
+    progress, the loops before it and its step; of images in the making, 0 and their number. chunks: by port, the chunks
+    of a stream walk whose outputs are here as a whole, and their units; (-1, 0) if several walks use the port.
     """
 
     units: dict[str, int] = {}
     events: dict[str, tuple[int, int]] = {}
+    chunks: dict[str, tuple[int, int]] = {}
 
 
 class NewUnits:
@@ -48,6 +50,7 @@ class NewUnits:
         self._is_first = is_first
         self._reached: Counter[str] = Counter()  # units of this attempt so far, by port
         self._place: dict[str, tuple[int, int]] = {}  # of the last event, by modality
+        self._steps: dict[str, int] = {}  # of the last output of this attempt, by port
 
     def take(self, item: OutputItem, skipped: int = 0) -> OutputItem | None:
         """Return the new part of an output, None if the client has all of it. skipped: units left out before it.
@@ -63,10 +66,22 @@ class NewUnits:
             raise EngineError(f"{start - known} units of {port} were left out that the client does not have")
         count = units_of(item.modality, item.array.shape)
         self._reached[port] = end = start + count
+        self._note_chunk(port, item.meta.get("step"), end)
         if end < known or (count and end == known):
             return None
         units[port] = end
         return item if start == known else replace(item, array=ids_or_samples(item)[known - start :])
+
+    def _note_chunk(self, port: str, step: Any, end: int) -> None:
+        """Note the chunk of an output. step: of its walk, if it has any; end: units of the port with this output."""
+        chunks, last = self._delivered.chunks, self._steps.get(port, -1)
+        if not isinstance(step, int):
+            return
+        self._steps[port] = step
+        if step <= last:
+            chunks[port] = (-1, 0)
+        elif 0 <= chunks.get(port, (0, 0))[0] <= step:
+            chunks[port] = (step + 1, end)
 
     def _is_new_event(self, item: OutputItem, skipped: int) -> bool:
         loop, number = self._place.get(item.modality, (0, 0))

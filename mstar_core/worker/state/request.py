@@ -24,7 +24,7 @@ from mstar_core.worker.state.stream_inbox import StreamInbox
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compile.compiled import Outlet
+    from mstar_core.graph.compile.compiled import CompiledTask, Outlet
     from mstar_core.graph.compile.cut import RankWalk
     from mstar_core.graph.declare.streams import Stream
     from mstar_core.graph.runtime.walk_state import WalkState
@@ -72,7 +72,7 @@ class ActiveRun:
 
     values: stored values that a consumer still needs. flags: (first, last) of the chunk of each iteration.
     signals: port -> key of the value that the program keeps. wanted: output ports that the engine returns, by task.
-    fixed: inputs and numbers of every chunk of a stream loop.
+    fixed: inputs and numbers of every chunk of a stream loop. left_out: its first chunks, whose outputs the api has.
     totals: time of tasks inside loops, by node. contents: key of what determines the outputs of a task, by its address.
     drawn: ids that a journal counts, by the name of the loop or node.
     """
@@ -88,6 +88,7 @@ class ActiveRun:
     signals: dict[str, int] = field(default_factory=dict)
     wanted: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fixed: tuple[dict[str, Tensor], dict[str, float | int | bool]] = ({}, {})
+    left_out: int = 0
     totals: dict[str, SpanTotal] = field(default_factory=dict)
     contents: dict[int, bytes] = field(default_factory=dict)
     drawn: dict[str, int] = field(default_factory=dict)
@@ -176,7 +177,7 @@ class WorkerRequest:
     progress: of its step loop, None without one.
     counts, cached_tokens: totals of the ended runs. salt: part of its cache keys.
     delivered: units by port that the api has from an earlier attempt and that were not computed again yet; skipped:
-    those that were left out since the port's last output.
+    those that were left out since the port's last output. chunks: see `Resume`.
     """
 
     handle: Handle
@@ -210,6 +211,28 @@ class WorkerRequest:
     progress: LoopProgress | None = None
     delivered: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    chunks: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def leave_out_chunks(self, task: CompiledTask) -> int:
+        """Return the number of chunks of a stream walk that need not be computed, and count their outputs as left out.
+
+        task: of the walk. Its values must go to the client through one port and nowhere else.
+        """
+        ports = {
+            outlet.port
+            for outlet in task.outlets
+            if outlet.modality is not None and (not self.outputs or outlet.modality in self.outputs)
+        }
+        if len(ports) != 1 or any(outlet.stream is not None for outlet in task.outlets):
+            return 0
+        [port] = ports
+        count, units = self.chunks.pop(port, (0, 0))
+        if not count or units > self.delivered.get(port, 0):
+            return 0
+        self.delivered[port] -= units
+        self.skipped[port] = self.skipped.get(port, 0) + units
+        self.emitted_units += units
+        return count
 
     def skips(self, port: str, units: int) -> bool:
         """Return whether the api has all units of a port's next output, which is then left out."""
@@ -373,4 +396,5 @@ def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRe
         split_streams=frozenset(message.split_streams),
         salt=message.salt,
         delivered=dict(message.delivered),
+        chunks=dict(message.chunks),
     )
