@@ -33,12 +33,15 @@ def held_by(name: str, pid: int, minute: float, now_s: float) -> Held | None:
     try:
         links = [_target(path) for path in (base / "fd").iterdir()]
         began_s = int((base / "stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        resident_pages = int((base / "statm").read_text().split()[1])
+        if resident_pages == 0:
+            return None  # a process that has ended and waits for its parent
         return Held(
             name=name,
             pid=pid,
             minute=round(minute, 3),
             age_s=round(now_s - began_s, 1),
-            resident_bytes=int((base / "statm").read_text().split()[1]) * PAGE_BYTES,
+            resident_bytes=resident_pages * PAGE_BYTES,
             descriptors=len(links),
             threads=len(list((base / "task").iterdir())),
             memory_files=sum(link.startswith(MEMORY_FILES) for link in links),
