@@ -47,7 +47,7 @@ def multipart(data: bytes) -> None:
 def headers(data: bytes) -> None:
     """Parse a part header, a content type, a trace parent and an id."""
     from mstar_core.api.http.multipart import boundary_of, parse_part_header
-    from mstar_core.api.registry import check_request_id, trace_id_of, unescaped
+    from mstar_core.api.requests.registry import check_request_id, trace_id_of, unescaped
 
     text = data.decode(errors="surrogateescape")
     trace_id_of(text)

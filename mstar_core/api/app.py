@@ -22,7 +22,7 @@ from mstar_core.api.http.connection import HEAD_S, InvalidHead
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
 from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
 from mstar_core.api.openapi import describe
-from mstar_core.api.registry import ReceivingRequest
+from mstar_core.api.requests.registry import ReceivingRequest
 from mstar_core.api.route_table import ROUTES, Handler, HttpRoute
 from mstar_core.api.routes.deployment import mapped_endpoints
 from mstar_core.api.service import Service

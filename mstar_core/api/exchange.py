@@ -23,7 +23,7 @@ from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.http.access import cors_headers
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, read_pieces, too_slow
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
-from mstar_core.api.registry import check_request_id, new_request_id, trace_id_of, unescaped
+from mstar_core.api.requests.registry import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import MstarError, RequestError, TooLarge

@@ -19,7 +19,7 @@ from mstar_core.api.handover.recording import Units
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import SharedInputs
-from mstar_core.api.registry import MAX_SEED
+from mstar_core.api.requests.registry import MAX_SEED
 from mstar_core.api.service import Completion, Service, Session
 
 PIECES: Final = 4

@@ -16,11 +16,11 @@ from typing import Final
 import zmq
 
 from mstar_core.api.api_metrics import Metrics
-from mstar_core.api.attempts.manager import Attempts
 from mstar_core.api.errors import PeerError, lost
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.units import OutputItem
-from mstar_core.api.registry import LiveRequest, Registry
+from mstar_core.api.requests.attempts import Attempts
+from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.codec import BFLOAT16
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError, Unavailable, WorkerLost

@@ -31,7 +31,7 @@ from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.preprocess.child import load_processor
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
-from mstar_core.api.registry import Registry
+from mstar_core.api.requests.registry import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.live import take_live

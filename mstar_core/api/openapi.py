@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.api.parse.params import MAX_STOP_CHARS, MAX_STOPS, MIN_PERIOD_MS, NO_EFFECT, SILENT
-from mstar_core.api.registry import MAX_SEED
+from mstar_core.api.requests.registry import MAX_SEED
 from mstar_core.api.route_table import EVENTS, FORM, JSON, URLENCODED, HttpRoute, shown_path
 from mstar_core.api.schema import ErrorBody, GenerateRequest
 from mstar_core.config.deployment import DeploymentSpec

@@ -28,7 +28,7 @@ from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
-from mstar_core.api.registry import LiveRequest, Registry, timed_out
+from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig

@@ -13,7 +13,7 @@ from mstar_core.plugin.surface import EVENTS
 
 if TYPE_CHECKING:
     from mstar_core.api.parse.params import ParsedRequest
-    from mstar_core.api.registry import LiveRequest
+    from mstar_core.api.requests.registry import LiveRequest
 
 STATES: Final = {"preprocessing": "prepare", "queued": "queue", "running": "run", "resuming": "resume"}
 PREPARE: Final = "prepare"

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from mstar_core.api.attempts.record import AttemptRecord, Journal
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
+from mstar_core.api.requests.record import AttemptRecord, Journal
 from mstar_core.messages.flow import Drawn
 from mstar_core.messages.life import ServiceState, Telemetry
 from mstar_core.messages.requests import NewRequest, Resume

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mstar_core.api import telemetry as module
-from mstar_core.api.registry import LiveRequest
+from mstar_core.api.requests.registry import LiveRequest
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.conformance.clock import FakeClock
 

@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from mstar_core.api.attempts.record import Journal
 from mstar_core.api.handover.recording import Units
 from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.output.units import OutputItem, ids_or_samples
+from mstar_core.api.requests.record import Journal
 from mstar_core.messages.flow import Drawn
 from mstar_core.plugin.surface import units_of
 

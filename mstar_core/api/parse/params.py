@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.registry import check_seed, seed_of
+from mstar_core.api.requests.registry import check_seed, seed_of
 from mstar_core.errors import RequestError, did_you_mean
 from mstar_core.graph.declare.sampling import ADJUSTING, BIAS, check_biased
 from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.registry import LiveRequest, ReceivingRequest
+from mstar_core.api.requests.registry import LiveRequest, ReceivingRequest
 from mstar_core.errors import NotFound
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mstar_core.errors import Cancelled, Duplicate, MstarError, RequestError, TimedOut
 
 if TYPE_CHECKING:
-    from mstar_core.api.attempts.record import AttemptRecord, Journal
     from mstar_core.api.output.encode import OutputEncoder
+    from mstar_core.api.requests.record import AttemptRecord, Journal
     from mstar_core.messages.flow import Drawn
     from mstar_core.messages.telemetry import RequestNews
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.api.api_metrics import Metrics
-from mstar_core.api.attempts.limits import last_error, process_kind
-from mstar_core.api.attempts.record import Attempt, AttemptRecord
 from mstar_core.api.errors import lost
 from mstar_core.api.output.queue import OutputQueue
-from mstar_core.api.registry import LiveRequest, Registry
+from mstar_core.api.requests.limits import last_error, process_kind
+from mstar_core.api.requests.record import Attempt, AttemptRecord
+from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.errors import MstarError, WorkerLost
 from mstar_core.messages.flow import Drawn
 from mstar_core.messages.requests import NewRequest, Resume

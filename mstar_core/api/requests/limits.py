@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mstar_core.api.attempts.record import AttemptRecord
 from mstar_core.api.errors import PoisonRequest, lost
+from mstar_core.api.requests.record import AttemptRecord
 from mstar_core.errors import WorkerLost
 from mstar_core.messages.names import process_rank
 
