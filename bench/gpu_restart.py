@@ -1,10 +1,12 @@
 """Benchmark of a killed worker on one GPU: seconds until it is ready again, and the pause of streams that are resumed.
 
 Run from the repository root: `python -m bench.gpu_restart [--models orpheus,qwen3_omni,bagel] [--out FILE]`. Weights
-are random numbers in the official shapes, and kernels are compiled. Each model is started with the standby process and
-without it; its worker gets SIGKILL once under `--streams` streams of speech, then twice without load. A pause is the
-longest gap between chunks after the kill; underruns count how often a player with a buffer of 1 or 2 s runs dry. Prints
-JSON. `--tiny --device cpu` tests the benchmark itself.
+are random numbers in the official shapes (made on the device, but for Orpheus, whose are read from files), and kernels
+are compiled. Each model is started with the standby process and without it; its worker gets SIGKILL once under
+`--streams` streams of speech, then twice without load. A pause is the longest gap between chunks after the kill;
+underruns count how often a player with a buffer of 1 or 2 s runs dry; repeats are the largest correlation of the sound
+behind the pause with any sound before it, 1.0 for samples that come twice. Prints JSON. `--tiny --device cpu` tests
+the benchmark itself.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from bench.gpu_qwen3omni import CONFIGS
 from bench.gpu_ready import SIDE, TINY_SIDE, Kind, kinds, timed, weights
 from bench.serving.client import Heard, ask
@@ -34,6 +39,9 @@ RATE: Final = 24_000
 """Samples per second of the speech of all models."""
 
 BUFFERS_S: Final = (1.0, 2.0)
+BEHIND_S, BEFORE_S = 0.1, 1.0
+"""Lengths of sound behind and before a pause in which repeated samples are searched."""
+
 POLL_S: Final = 0.005
 LIMIT_S: Final = 180.0
 SPEECH: Final = {
@@ -109,7 +117,7 @@ def measured(
         weights=folder,
         settings=(f"standby={str(has_standby).lower()}", *options.set),
         environment={"TRITON_CACHE_DIR": str(scratch / "kernels")},
-        config=CONFIGS / "qwen3_omni_single_gpu.yaml" if model == "qwen3_omni" and not options.tiny else None,
+        config=CONFIGS / f"{options.omni_config}.yaml" if model == "qwen3_omni" and not options.tiny else None,
     )
     kind = next(iter(kinds(model, TINY_SIDE if options.tiny else SIDE).values()))
     with Served(plan) as served, served.telling(3000):
@@ -180,7 +188,7 @@ def await_restart(served: Served, killing: tuple[int, float]) -> dict[str, Any]:
 async def streamed(served: Served, options: argparse.Namespace, kind: Kind) -> dict[str, Any]:
     """Kill the worker under load, once every stream has begun. Returns the restart, pauses and underruns."""
     bodies = [kind.body(seed) for seed in range(10, 10 + options.streams)]
-    asking = [asyncio.create_task(ask(options.port, body, limit_s=LIMIT_S)) for body in bodies]
+    asking = [asyncio.create_task(ask(options.port, body, limit_s=LIMIT_S, keeps_sound=True)) for body in bodies]
     await asyncio.sleep(options.kill_after)
     killing = await asyncio.to_thread(kill, served)
     restart = await asyncio.to_thread(await_restart, served, killing)
@@ -196,6 +204,7 @@ async def streamed(served: Served, options: argparse.Namespace, kind: Kind) -> d
         "in_flight_at_kill": len(cut),
         "restart": restart,
         "pause": summary([pause for pause in pauses if pause is not None], "s") if cut else None,
+        "repeats": max((repeated(each, killing[1]) for each in cut), default=None),
         "playback_s": summary([sum(each.samples) / RATE for each in whole], "s") if whole else None,
         "with_underruns": {size: sum(bool(each.underruns) for each in played) for size, played in players.items()},
         "stalled_s": {size: [each.stalled_s for each in played] for size, played in players.items()},
@@ -208,11 +217,36 @@ def pause_s(heard: Heard, killed_s: float) -> float | None:
     return max(gaps, default=None)
 
 
+def repeated(heard: Heard, killed_s: float) -> float:
+    """Return the largest normalised correlation of the sound behind the pause with a part of the sound before it."""
+    gaps = [
+        (later - earlier, number)
+        for number, (earlier, later) in enumerate(pairwise(heard.marks), 1)
+        if later > killed_s
+    ]
+    _, first = max(gaps)
+    sound = np.frombuffer(heard.sound, dtype="<i2").astype(np.float64)
+    cut = sum(heard.samples[:first])
+    behind = sound[cut : cut + int(BEHIND_S * RATE)]
+    return largest_correlation(behind, sound[max(0, cut - int(BEFORE_S * RATE)) : cut])
+
+
+def largest_correlation(part: npt.NDArray[np.float64], sound: npt.NDArray[np.float64]) -> float:
+    """Return the largest normalised correlation of `part` with a part of `sound` of its length; 0.0 without any."""
+    if not len(part) or len(sound) < len(part):
+        return 0.0
+    products = np.correlate(sound, part, mode="valid")
+    squares = np.concatenate(([0.0], np.cumsum(sound**2)))
+    energies = (squares[len(part) :] - squares[: -len(part)]) * (part @ part)
+    return round(float(np.max(products / np.sqrt(np.maximum(energies, 1e-12)))), 4)
+
+
 def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="orpheus,qwen3_omni,bagel")
     parser.add_argument("--standby", default="on,off", help="of on and off, in this order")
+    parser.add_argument("--omni-config", default="qwen3omni_single_gpu", help="deployment file of qwen3_omni")
     parser.add_argument("--kills", type=int, default=2, help="kills without load")
     parser.add_argument("--streams", type=int, default=8, help="streams at the kill under load")
     parser.add_argument("--kill-after", type=float, default=2.0, help="seconds after the start of the streams")

@@ -25,6 +25,7 @@ LEFT: Final = "left"
 class Heard:
     """Result of one request. marks[i]: arrival time of chunk i in monotonic seconds; samples[i]: its length.
 
+    sound: all samples, 16 bits each, if they were asked for.
     text_marks: arrival times of pieces of text.
     code: empty if the stream completed, else the error's code, `http_N`, `cut`, or `left` if the client disconnected.
     usage: the server's own figures in its last line (queue_ms, ttft_ms, total_ms and counts).
@@ -34,6 +35,7 @@ class Heard:
     ended_s: float = 0.0
     marks: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    sound: bytes = b""
     text_marks: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
@@ -47,6 +49,7 @@ async def ask(
     files: Mapping[str, bytes] | None = None,
     leave_after_s: float | None = None,
     limit_s: float = 300.0,
+    keeps_sound: bool = False,
 ) -> Heard:
     """Send one request and read its response. Disconnects after `leave_after_s`, like a closed browser window.
 
@@ -66,7 +69,7 @@ async def ask(
     finally:
         if timer is not None:
             timer.cancel()
-    return heard_of(exchange)
+    return heard_of(exchange, keeps_sound=keeps_sound)
 
 
 def request_parts(port: int, body: Mapping[str, Any], files: Mapping[str, bytes] | None) -> tuple[bytes, bytes]:
@@ -82,7 +85,7 @@ def request_parts(port: int, body: Mapping[str, Any], files: Mapping[str, bytes]
     return head.encode(), payload
 
 
-def heard_of(exchange: Exchange) -> Heard:
+def heard_of(exchange: Exchange, *, keeps_sound: bool = False) -> Heard:
     """Return the result of an exchange that has ended."""
     error = "cancelled" if exchange.error == LEFT else exchange.error
     record = Record(
@@ -101,13 +104,14 @@ def heard_of(exchange: Exchange) -> Heard:
         exchange.marks,
         bytes(exchange.body),
     )
-    answer = decode(record, keeps_data=False)
+    answer = decode(record, keeps_data=keeps_sound)
     sound = [chunk for chunk in answer.chunks if chunk.kind == "audio"]
     return Heard(
         sent_s=exchange.sent_ns / 1e9,
         ended_s=exchange.end_ns / 1e9,
         marks=[chunk.at_ns / 1e9 for chunk in sound],
         samples=[chunk.size_bytes // SAMPLE_BYTES for chunk in sound],
+        sound=b"".join(chunk.data for chunk in sound),
         text_marks=[chunk.at_ns / 1e9 for chunk in answer.chunks if chunk.kind == "text"],
         usage=answer.usage,
         is_done=answer.is_done,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from bench.gpu_restart import RATE, Player, pause_s
+from bench.gpu_restart import RATE, Player, largest_correlation, pause_s
 from bench.serving.client import Heard
 
 
@@ -27,3 +28,11 @@ def test_a_player_runs_dry_if_its_buffer_is_shorter_than_the_pause(
     heard = stream(0.0, 0.5, 1.0, 4.5, 5.0, 5.5)
     player = Player.of(heard, buffer_s)
     assert (player.underruns, player.stalled_s) == (underruns, stalled_s)
+
+
+def test_samples_that_come_twice_are_found_and_others_not() -> None:
+    rng = np.random.default_rng(3)
+    sound = rng.normal(size=5000)
+    assert largest_correlation(sound[700:1700], sound) == 1.0
+    assert abs(largest_correlation(rng.normal(size=1000), sound)) < 0.3
+    assert largest_correlation(sound[:10], sound[:5]) == 0.0
