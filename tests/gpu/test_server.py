@@ -30,7 +30,7 @@ class OnCuda(Deployment):
         where = msgspec.structs.replace(one_rank(), ranks=ranks)
         # No prefix cache: a prompt that is cached in part has other shapes, and bfloat16 rounds by shape.
         memory = KVCacheConfig(pages=1024, prefix_cache=dtype == "float32")
-        given = {"dtype": dtype, "attention": "torch", "max_seq_len": 1024, "kv_cache": memory}
+        given = {"dtype": dtype, "attention": "torch", "max_seq_len": 1024, "kv_cache": memory, "standby": False}
         super().__init__(folder=folder, where=where, **given)
 
     def environment(self) -> dict[str, str]:
