@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,16 @@ async def drain(output_queue: OutputQueue) -> list[int]:
     return got
 
 
+async def close(output_queue: OutputQueue) -> None:
+    """Close a queue and wait for its thread, which would otherwise leave an open file to a closed event loop."""
+    output_queue.close()
+    while output_queue._spool.is_busy:  # noqa: ASYNC110 a thread writes what was taken meanwhile
+        await asyncio.sleep(0.001)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.permutations(list(range(8))), st.integers(0, 8), st.integers(1, 64))
 def test_any_order_of_arrival_is_the_order_of_numbers(order: list[int], finish_at: int, queue_bytes: int) -> None:
-    import asyncio
-    import tempfile
-
     async def play(folder: Path) -> None:
         output_queue = OutputQueue(Spool(folder), queue_bytes=queue_bytes, queue_items=3)
         for index, number in enumerate([*order, -1]):
@@ -51,9 +56,7 @@ def test_any_order_of_arrival_is_the_order_of_numbers(order: list[int], finish_a
         assert await drain(output_queue) == list(range(8))
         endings.append(output_queue.ending)
         assert [ending is None for ending in endings] == [True, False]
-        output_queue.close()
-        while output_queue._spool.is_busy:  # noqa: ASYNC110 a thread writes what was taken meanwhile
-            await asyncio.sleep(0.001)
+        await close(output_queue)
         assert output_queue.doubled == 8
 
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +122,7 @@ async def test_beyond_the_spool_the_reader_has_stalled(tmp_path: Path) -> None:
             got += [int(one.array[0]) for one in await output_queue.take(0)]
     assert stalled.value.code == "stalled"
     assert got == list(range(len(got))) and 16 <= len(got) < 100
-    output_queue.close()
+    await close(output_queue)
     assert not os.listdir(tmp_path)
 
 

@@ -62,13 +62,16 @@ class Strikes:
     def __init__(self, root: Path) -> None:
         self._folder = root / FOLDER
         self._folder.mkdir(exist_ok=True)
+        self._armed = 0
 
     def arm(self, *strikes: Strike) -> None:
         """Replace all strikes. They fall one after the other."""
         for path in self._folder.glob("*.json"):
             path.unlink(missing_ok=True)
-        for number, strike in reversed(list(enumerate(strikes))):
-            partial = self._folder / f"{number}.part"
+        numbered = list(enumerate(strikes, start=self._armed))
+        self._armed += len(strikes)
+        for number, strike in reversed(numbered):  # a name is never used again: children count for each anew
+            partial = self._folder / f"{number:08}.part"
             partial.write_bytes(msgspec.json.encode(strike))
             partial.rename(partial.with_suffix(".json"))
 
@@ -120,8 +123,8 @@ class _Child:
         paths = sorted(self._folder.glob("*.json"))
         if not paths:
             return None
-        if (paths[0], inode := _inode(paths[0])) != (self._path, getattr(self, "_inode", 0)):
-            self._path, self._inode, self._seen = paths[0], inode, 0
+        if paths[0] != self._path:
+            self._path, self._seen = paths[0], 0
         with contextlib.suppress(FileNotFoundError):
             return paths[0], msgspec.json.decode(paths[0].read_bytes(), type=Strike)
         return None
@@ -154,13 +157,6 @@ class _Child:
             sent = Sent(sender=self._name, message=type(message).__name__, parts=parts_of(message))
             with (self._folder / f"{self._name}.sent").open("ab") as file:
                 file.write(msgspec.json.encode(sent) + b"\n")
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
 
 
 def install() -> None:
