@@ -34,7 +34,7 @@ from bench.serving.client import Heard, ask
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import head, summary
 
-WORKER: Final = "worker-0"
+DEPLOYMENT_FILES: Final = {"qwen3_omni": CONFIGS / "qwen3omni_single_gpu.yaml"}
 RATE: Final = 24_000
 """Samples per second of the speech of all models."""
 
@@ -117,7 +117,7 @@ def measured(
         weights=folder,
         settings=(f"standby={str(has_standby).lower()}", *options.set),
         environment={"TRITON_CACHE_DIR": str(scratch / "kernels")},
-        config=CONFIGS / f"{options.omni_config}.yaml" if model == "qwen3_omni" and not options.tiny else None,
+        config=None if options.tiny else {**DEPLOYMENT_FILES, **dict(options.config)}.get(model),
     )
     kind = next(iter(kinds(model, TINY_SIDE if options.tiny else SIDE).values()))
     with Served(plan) as served, served.telling(3000):
@@ -135,7 +135,7 @@ def measured(
 def killed(served: Served, options: argparse.Namespace, kind: Kind, *, has_standby: bool) -> dict[str, Any]:
     """Kill the idle worker. Returns its seconds to ready and of two requests: at once and after the captures."""
     await_calm(served, has_standby=has_standby)
-    found = await_restart(served, kill(served))
+    found = await_restart(served, options.worker, kill(served, options.worker))
     found["requests_s"] = [timed(options.port, kind, 2)]
     served.wait_captured(quiet_s=4.0, limit_s=60)
     found["requests_s"].append(timed(options.port, kind, 3))
@@ -154,26 +154,26 @@ def await_calm(served: Served, *, has_standby: bool) -> None:
     raise TimeoutError("the deployment or its standby process is not ready")
 
 
-def kill(served: Served) -> tuple[int, float]:
-    """Kill the worker. Returns its incarnation and the time."""
-    worker = served.snapshot()["children"][WORKER]
+def kill(served: Served, name: str) -> tuple[int, float]:
+    """Kill a worker. Returns its incarnation and the time."""
+    worker = served.snapshot()["children"][name]
     os.kill(worker["pid"], signal.SIGKILL)
     return worker["incarnation"], time.monotonic()
 
 
-def await_restart(served: Served, killing: tuple[int, float]) -> dict[str, Any]:
+def await_restart(served: Served, name: str, killing: tuple[int, float]) -> dict[str, Any]:
     """Wait for the next incarnation. Returns its seconds to ready, by phase, and the supervisor's delay in them."""
     before, killed_s = killing
     while True:
-        worker = served.snapshot()["children"][WORKER]
+        worker = served.snapshot()["children"][name]
         if worker["incarnation"] > before and worker["state"] == "ready":
             break
         if time.monotonic() > killed_s + LIMIT_S:
-            raise TimeoutError(f"{WORKER} is not ready {LIMIT_S:g} s after its death: {worker}")
+            raise TimeoutError(f"{name} is not ready {LIMIT_S:g} s after its death: {worker}")
         time.sleep(POLL_S)
     ready_s = time.monotonic() - killed_s
     events = [json.loads(line) for path in served.plan.root.rglob("events.ndjson") for line in path.open()]
-    mine = [event for event in events if event.get("child") == WORKER]
+    mine = [event for event in events if event.get("child") == name]
     delays = [event["after_s"] for event in mine if event["type"] == "child.restarting"]
     spawned = [event for event in mine if event["type"] == "child.spawned"]
     return {
@@ -190,8 +190,8 @@ async def streamed(served: Served, options: argparse.Namespace, kind: Kind) -> d
     bodies = [kind.body(seed) for seed in range(10, 10 + options.streams)]
     asking = [asyncio.create_task(ask(options.port, body, limit_s=LIMIT_S, keeps_sound=True)) for body in bodies]
     await asyncio.sleep(options.kill_after)
-    killing = await asyncio.to_thread(kill, served)
-    restart = await asyncio.to_thread(await_restart, served, killing)
+    killing = await asyncio.to_thread(kill, served, options.worker)
+    restart = await asyncio.to_thread(await_restart, served, options.worker, killing)
     heard = await asyncio.gather(*asking)
     whole = [each for each in heard if each.is_done]
     pauses = [pause_s(each, killing[1]) for each in whole]
@@ -241,12 +241,19 @@ def largest_correlation(part: npt.NDArray[np.float64], sound: npt.NDArray[np.flo
     return round(float(np.max(products / np.sqrt(np.maximum(energies, 1e-12)))), 4)
 
 
+def model_file(text: str) -> tuple[str, Path]:
+    """Read MODEL=FILE."""
+    model, _, file = text.partition("=")
+    return model, Path(file)
+
+
 def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="orpheus,qwen3_omni,bagel")
     parser.add_argument("--standby", default="on,off", help="of on and off, in this order")
-    parser.add_argument("--omni-config", default="qwen3omni_single_gpu", help="deployment file of qwen3_omni")
+    parser.add_argument("--config", action="append", default=[], type=model_file, help="MODEL=FILE, a deployment file")
+    parser.add_argument("--worker", default="worker-0", help="the worker to kill")
     parser.add_argument("--kills", type=int, default=2, help="kills without load")
     parser.add_argument("--streams", type=int, default=8, help="streams at the kill under load")
     parser.add_argument("--kill-after", type=float, default=2.0, help="seconds after the start of the streams")
