@@ -20,7 +20,7 @@ from mstar_core.host.run_dir import SOCKET_PATH_LIMIT
 BACKLOG: Final = 64
 
 
-def bind_admin(path: Path, gid: int | None = None) -> socket.socket:
+def bind_admin(path: Path, gid: int | None = None, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Bind and listen with mode 0600, or 0660 for group `gid`. Replaces the file of a killed supervisor.
 
     Called under the run directory's lock and before any thread starts, because the umask is that of the process.
@@ -33,7 +33,7 @@ def bind_admin(path: Path, gid: int | None = None) -> socket.socket:
             f"{path}: {size} bytes, at most {SOCKET_PATH_LIMIT}",
             "choose a shorter --socket-path-prefix or --name",
         )
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, kind)
     before = os.umask(0o177 if gid is None else 0o117)
     try:
         path.unlink(missing_ok=True)

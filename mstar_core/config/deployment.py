@@ -88,6 +88,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     reconcile_s: seconds between two `Reconcile` messages.
     nvtx: mark steps for Nsight Systems. unused: options without effect, with the reason.
     cautions: warnings about served behaviour that differs from what the options suggest, with alternatives.
+    replaces: run directory of the deployment that this one takes over from, or empty. stop_first: it ends first.
     graph: declared graph of the model (`GraphView`), shown until the conductor has read the checkpoint.
     """
 
@@ -116,6 +117,8 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     nvtx: bool = False
     unused: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    replaces: str = ""
+    stop_first: bool = False
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property

@@ -71,24 +71,24 @@ def gpu_holder(key: str) -> Holder | None:
         os.close(fd)
 
 
-def acquire_gpus(gpus: Mapping[str, str], name: str) -> list[int]:
-    """Lock all the GPUs or none, and return the descriptors that hold the locks. gpus: device -> key.
+def acquire_gpus(gpus: Mapping[str, str], name: str) -> dict[str, int]:
+    """Lock all the GPUs or none, and return the descriptors that hold the locks by key. gpus: device -> key.
 
     Raises StartError that names the holder of a GPU in use.
     """
-    held: list[int] = []
+    held: dict[str, int] = {}
     try:
         for device, key in sorted(gpus.items(), key=lambda pair: pair[1]):  # a fixed order prevents deadlock
-            held.append(_acquire(device, key, name))
+            held[key] = _acquire(device, key, name)
     except BaseException:
         release(held)
         raise
     return held
 
 
-def release(held: list[int]) -> None:
-    """Release the locks."""
-    for fd in held:
+def release(held: Mapping[str, int]) -> None:
+    """Release the locks that `acquire_gpus` returned."""
+    for fd in held.values():
         os.close(fd)
 
 
@@ -119,11 +119,16 @@ def _acquire(device: str, key: str, name: str) -> int:
         holder = _read(fd)
         os.close(fd)
         raise taken_error(device, holder) from None
+    note_holder(fd, name)
+    return fd
+
+
+def note_holder(fd: int, name: str) -> None:
+    """Write this process into the lock that it holds, for the errors of others."""
     with suppress(OSError):  # another user's file can be locked but not written: its holder stays unnamed
         facts = {"pid": os.getpid(), "name": name, "user": _user(), "since": round(time.time())}
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(facts).encode(), 0)
-    return fd
 
 
 def _open(path: Path) -> int:

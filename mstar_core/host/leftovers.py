@@ -43,5 +43,5 @@ def _is_child(pid: int, run: RunDirectory) -> bool:
         if os.stat(f"/proc/{pid}").st_uid != os.getuid():
             return False
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return ENTRY.encode() in words and os.fsencode(run.spec) in words
+        return ENTRY.encode() in words and os.fsencode(run.real.spec) in words
     return False

@@ -15,6 +15,7 @@ from typing import Final
 
 from mstar_core.config.name import check_name
 from mstar_core.errors import ConfigError, StartError
+from mstar_core.host.aliases import hidden_path, links_to, name_of, next_link, target_of
 from mstar_core.host.folders import obstacle
 from mstar_core.host.groups import closed_to
 from mstar_core.host.private_files import exposure
@@ -50,7 +51,22 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return name_of(self.path)
+
+    @property
+    def real(self) -> RunDirectory:
+        """The directory itself, if this path is the name of a deployment that replaced another one."""
+        target = target_of(self.path)
+        return self if target is None else RunDirectory(target)
+
+    @property
+    def successor(self) -> RunDirectory:
+        """A new directory for the deployment that takes over this one's name."""
+        return RunDirectory(hidden_path(self.path.with_name(self.name)))
+
+    @property
+    def handover_socket(self) -> Path:
+        return self.path / "handover.sock"
 
     @property
     def lock(self) -> Path:
@@ -105,6 +121,8 @@ class RunDirectory:
         """
         self.check_length()
         mode = 0o700 if gid is None else 0o710
+        if self.real is not self and self.path.lstat().st_uid == os.getuid() and self.holder() is None:
+            self.remove()  # the name of a deployment whose supervisor was killed
         try:
             for folder in (self.path.parent, self.path):
                 if not folder.is_dir():
@@ -193,6 +211,27 @@ class RunDirectory:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, exist_ok=True)
         self.admin_socket.unlink(missing_ok=True)
+        self.handover_socket.unlink(missing_ok=True)
+
+    def announce(self) -> None:
+        """Make the directory known as NAME.next. The caller holds its lock. Raises StartError if the name is in use."""
+        link = RunDirectory(next_link(self.path))
+        if (pid := link.holder()) is not None:
+            raise link.running_error(pid)
+        link.discard()
+        try:
+            link.path.unlink(missing_ok=True)
+            link.path.symlink_to(self.path.name)
+        except OSError as error:
+            hint = f"remove {link.path}, or stop the deployment of this name"
+            raise StartError(f"{link.path} cannot be made", error.strerror or "", hint, phase="plan") from error
+
+    def take_name(self) -> None:
+        """Become known as NAME, which the replaced deployment had. It has ended. Raises OSError."""
+        named = self.path.with_name(self.name)
+        if not named.is_symlink():
+            RunDirectory(named).discard()  # its supervisor was killed
+        next_link(self.path).rename(named)
 
     def discard(self) -> None:
         """Remove the directory unless a supervisor holds its lock: what a start leaves that ended before it began."""
@@ -200,15 +239,18 @@ class RunDirectory:
             self.remove()
 
     def remove(self) -> None:
-        """Remove the directory. The caller holds the lock.
+        """Remove the directory and its names. The caller holds the lock.
 
         It is renamed first, so that a later start never sees it half removed.
         """
-        ended = self.path.with_name(f".{self.name}.ended-{os.getpid()}")
+        path = self.real.path
+        for link in links_to(path):
+            link.unlink(missing_ok=True)
+        ended = path.with_name(f".{self.name}.ended-{os.getpid()}")
         try:
-            self.path.rename(ended)
+            path.rename(ended)
         except OSError:
-            ended = self.path
+            ended = path
         shutil.rmtree(ended, ignore_errors=True)
 
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, 
 from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
+from mstar_core.supervisor.succession.predecessor import HandoverServer
+from mstar_core.supervisor.succession.successor import Takeover
+from mstar_core.supervisor.succession.wire import KIND
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
@@ -85,18 +89,25 @@ def _serve(
     except (MstarError, OSError) as error:
         refused = error if isinstance(error, MstarError) else _unwritable(run, error)
         return refused.exit_code, _failed(refused)
-    gpus: list[int] = []
+    locks: dict[str, int] = {}
     listener = PortListener(spec.api.host, spec.api.port)
+    takeover: Takeover | None = None
     try:
         end_earlier(run)
-        with one_start(run):
-            claimant = port_claimant(spec.api.host, spec.api.port, run)
+        if spec.replaces:
+            takeover = Takeover.begin(spec)
+            listener, locks = takeover.listener, {**takeover.locks}
             prepare(run, spec)
-        check_port(spec.api.host, spec.api.port, claimant)
-        listener.open()
-        gpus = acquire_gpus(spec.gpus, spec.name)
+            run.announce()
+        else:
+            with one_start(run):
+                claimant = port_claimant(spec.api.host, spec.api.port, run)
+                prepare(run, spec)
+            check_port(spec.api.host, spec.api.port, claimant)
+            listener.open()
+        locks |= acquire_gpus({device: key for device, key in spec.gpus.items() if key not in locks}, spec.name)
         admin = bind_admin(run.admin_socket, admin_gid(spec))
-        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log, pace))
+        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log, pace, locks, takeover))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
@@ -108,7 +119,9 @@ def _serve(
         listener.close()
         run.remove()
         shutil.rmtree(spec.uploads, ignore_errors=True)
-        release(gpus)
+        release(locks)
+        if takeover is not None:
+            takeover.close()
         os.close(lock)
 
 
@@ -178,6 +191,8 @@ async def _run(
     kinds: Kinds,
     own_log: LogFile,
     pace: Pace,
+    locks: Mapping[str, int],
+    takeover: Takeover | None,
 ) -> tuple[ExitCode, dict[str, object]]:
     raise_descriptor_limit()  # each connection of a client is kept with a memory file
     loop = asyncio.get_running_loop()
@@ -203,9 +218,14 @@ async def _run(
         prune_daily(loop, spec)
         server = AdminServer(supervisor, admin, admin_gid(spec))
         await server.start()
+        claims = HandoverServer(
+            supervisor, bind_admin(run.handover_socket, kind=KIND), lambda: {**locks, **supervisor.operations.locks()}
+        )
+        claims.start()
         try:
-            code = await supervisor.run()
+            code = await supervisor.run(takeover)
         finally:
+            await claims.stop()
             requests.settle(math.inf)  # report requests that ended in the last moment too
             await server.stop()
             mailbox.detach()

@@ -11,11 +11,11 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -84,6 +84,16 @@ from mstar_core.transport.fd_store import FdStore
 log = logging.getLogger(__name__)
 
 ACCEPTS_LATER = "it accepts requests when it is ready again"
+
+
+class TakesOver(Protocol):
+    """The takeover of another deployment, as the supervisor of the new one sees it."""
+
+    async def before_start(self, deployment: Supervisor) -> None:
+        """Wait until processes may start."""
+
+    async def when_ready(self, deployment: Supervisor) -> None:
+        """Wait until the deployment is ready, and let the other one end."""
 
 
 class Supervisor:
@@ -173,8 +183,11 @@ class Supervisor:
 
     # -- life -------------------------------------------------------------------------------------------------
 
-    async def run(self) -> ExitCode:
-        """Start all processes, serve until stopped or failed, and end them. Returns the exit code."""
+    async def run(self, takeover: TakesOver | None = None) -> ExitCode:
+        """Start all processes, serve until stopped or failed, and end them. Returns the exit code.
+
+        takeover: of another deployment that this one replaces.
+        """
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
         self.events.add("phase", child="supervisor", phase="plan", **plan_facts(self.spec))
         self._task(self._ping_forever())
@@ -182,8 +195,12 @@ class Supervisor:
         self._task(self._publish_forever())
         self._task(self.standby.keep(lambda: self.spec, lambda: self.state == "ready"))
         self.gpus.start()
+        if takeover is not None:
+            await self._before_start(takeover.before_start(self))
+            self._task(takeover.when_ready(self))
         fetch, *kinds = self._kinds(self.spec)
-        await self._fetch_weights(fetch)
+        if not self._ended.is_set():
+            await self._fetch_weights(fetch)
         if not self._ended.is_set():
             for kind in kinds:
                 child = self._adopt(kind)
@@ -200,6 +217,19 @@ class Supervisor:
         for child in self.children.values():
             child.log.close()
         return self.exit_code
+
+    async def _before_start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what precedes the start of processes, unless the deployment is stopped."""
+        doing, ended = self._task(work), asyncio.ensure_future(self._ended.wait())
+        await asyncio.wait((doing, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        self._began = time.monotonic()
+
+    def leave(self, reason: str, cut: str = "") -> None:
+        """End now that requests go to another deployment. cut: why those in flight do not finish, if any are left."""
+        if cut:
+            self.events.add("deployment.cut", requests=self._in_flight(), why=cut)
+        self._end(ExitCode.DONE, reason)
 
     def stop(self, *, now: bool = False, reason: str = "asked to stop", grace_s: float | None = None) -> None:
         """Drain, then end; with `now`, or at the second call, end at once. grace_s: limit of the drain."""

@@ -18,7 +18,7 @@ from mstarctl.client.reach import only_here
 from mstarctl.complete import bare, target_names
 from mstarctl.output import Printer
 from mstarctl.plugins import Plugins
-from mstarctl.start.service.unit import service_words, unit_text
+from mstarctl.start.service.unit import service_words, unit_text, without_replace
 from mstarctl.start.target import find, resolve_target
 
 
@@ -72,7 +72,8 @@ def started(name: str) -> tuple[str, list[str]]:
         raise NotFound(f"the last start of {name!r} is not recorded", hint=f"mstarctl unit MODEL -- --name {name}")
     spec = DeploymentSpec.load(folder / "start.json")
     words = list(spec.argv)
-    return spec.name, words[words.index("up") + 1 :] if "up" in words else words
+    words = words[words.index("up") + 1 :] if "up" in words else words
+    return spec.name, without_replace(words, spec.name, spec.api.host, spec.api.port) if spec.replaces else words
 
 
 def asked(target: str, words: list[str]) -> tuple[str, list[str]]:

@@ -28,7 +28,7 @@ from mstarctl.objects.deployment import held_text, places
 from mstarctl.output import Printer
 from mstarctl.output.units import counted
 from mstarctl.start.example import example_call
-from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
+from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_named, wait_ready
 from mstarctl.start.nearest import with_nearest
 from mstarctl.start.options import UpOptions, up_signature
 from mstarctl.start.plan import Planned, make_planned
@@ -45,6 +45,7 @@ SHOWN_EVENTS: Final = (
     "child.killed",
     "deployment.degraded",
     "deployment.ready",
+    "deployment.replaced",
     "deployment.draining",
     "deployment.unhealthy",
     "deployment.cut",
@@ -78,6 +79,8 @@ def start(options: UpOptions, printer: Printer) -> None:
     if options.is_dry:
         show_dry(planned, printer)
         return
+    if planned.spec.stop_first:
+        printer.say(f"{planned.spec.name} drains and stops first; new connections wait")
     with _ctrl_c_held() as presses:
         started = launch(planned.spec, planned.run)
     if options.is_detached:
@@ -177,6 +180,10 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
     try:
         with _interruptible():
             snapshot = wait_ready(started, view_of(printer.options).show, until_known=not is_waiting)
+            if is_waiting and started.spec.replaces:
+                if not started.spec.stop_first:
+                    printer.say(f"the new {started.spec.name} serves; the old one finishes its requests")
+                wait_named(started)
     except KeyboardInterrupt:
         printer.say(f"\n{started.spec.name} is still starting, pid {started.process.pid}")
         _say_next(planned, printer)

@@ -98,6 +98,15 @@ def wait_ready(started: Started, watch: Watch, *, until_known: bool = False) -> 
     raise failure_of(started)
 
 
+def wait_named(started: Started) -> None:
+    """Wait until a deployment that replaces another one has its name. Raises the cause if it ends before."""
+    named = RunDirectory(started.run.path.with_name(started.spec.name))
+    while named.real != started.run:
+        if started.has_ended:
+            raise failure_of(started)
+        time.sleep(POLL_S)
+
+
 def _ask(admin: AdminClient) -> dict[str, Any] | None:
     try:
         return admin.snapshot()

@@ -17,7 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from mstar_core.config.resolved import ApiConfig, TransportConfig
-from mstarctl.complete import config_names, set_words, target_names
+from mstarctl.complete import config_names, deployment_names, set_words, target_names
 from mstarctl.output.durations import parse_duration
 from mstarctl.start.target import Override, parse_set
 from mstarctl.start.transports import check_protocol
@@ -103,6 +103,19 @@ class UpOptions:
     name: Annotated[
         str | None, typer.Option("--name", help="name of the deployment; default: the model's"), Sets("name")
     ] = None
+    replace: Annotated[
+        str | None,
+        typer.Option(
+            "--replace",
+            metavar="NAME",
+            help="take over name, address and requests of this running deployment once ready; it then ends",
+            autocompletion=deployment_names,
+        ),
+    ] = None
+    stop_first: Annotated[
+        bool,
+        typer.Option("--stop-first", help="with --replace: it ends first, and new connections wait for the start"),
+    ] = False
     is_detached: Annotated[bool, typer.Option("-d", "--detach", help="leave it running and return")] = False
     is_waiting: Annotated[
         bool, typer.Option("--wait/--no-wait", help="with -d: return when it is ready, or at once")

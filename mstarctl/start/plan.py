@@ -19,6 +19,7 @@ from mstar_core.config.graph_view import graph_of
 from mstar_core.config.name import check_name
 from mstar_core.config.resolved import ApiConfig, NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
+from mstar_core.host.aliases import next_link
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.groups import group_id
@@ -37,6 +38,7 @@ from mstarctl.start.hardware.devices import Devices, choose_devices, torch_versi
 from mstarctl.start.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstarctl.start.movable_state import check_moves
 from mstarctl.start.options import UpOptions, absolute, overrides
+from mstarctl.start.replaced import Replaced, check_beside, find_replaced
 from mstarctl.start.target import Target, find, named_file, resolve_target
 from mstarctl.start.transports import check_transport, transport_cautions, unused_transport
 from mstarctl.version import client_version
@@ -64,9 +66,12 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     """
     refuse_front_end(options)
     of_options = facts_of(options)
+    old = find_replaced(options)
     plugins = Plugins.discover()
     target = find_target(options, plugins)
     config = resolve_target(target, overrides(options))
+    if old is not None:
+        config = old.taken_over(config, options)
     model = target.spec
     check_code(model)
     devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
@@ -75,17 +80,19 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     plan = plugins.plan(model, config, devices.names)
     check_placement(model, config, plan)
     check_transport(config, plan)
-    run = run_directory(config.name, options.run_root)
+    run = old.run.successor if old is not None else run_directory(config.name, options.run_root)
     if not options.is_dry:
         end_leftovers(run)
-    check_host(run, config)
+    check_host(run, config, is_free=old is None)
     if options.admin_group is not None:
         group_id(options.admin_group)
     folder = None if config.variant else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     needed = needed or weights_on_devices(model, plan, config)
-    claimed = claim_gpus(config, plan, needed)
+    claimed = claim_gpus(config, plan, needed, old)
     present = gpus() if claimed else ()
+    if old is not None and not options.stop_first:
+        check_beside(old, config, plan, claimed, present, needed)
     started = as_started(config, admission(model, config, plan, claimed, present, needed))
     api = with_keys(msgspec.structs.replace(started.api, api_keys=api_keys))
     path = target.config.path
@@ -110,6 +117,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         free_bytes=free_bytes(claimed, present),
         unused=unused_options(options, config, plan),
         cautions=weights_cautions(model, config) + parallel_cautions(plan) + transport_cautions(config, plan),
+        replaces="" if old is None else str(old.run.path),
+        stop_first=options.stop_first,
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     return Planned(
@@ -315,15 +324,20 @@ def weights_folder(path: str | None) -> str | None:
     return str(folder)
 
 
-def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
-    """Raise ConfigError or StartError if the name or the port is taken. Nothing has been written yet."""
-    pid = run.holder()
-    if pid is not None:
-        raise run.running_error(pid)
+def check_host(run: RunDirectory, config: ResolvedConfig, *, is_free: bool = True) -> None:
+    """Raise ConfigError or StartError if the name or the port is taken. Nothing has been written yet.
+
+    is_free: name and port must be free; else they are those of the deployment that is replaced.
+    """
+    for claimed in (run, RunDirectory(next_link(run.path))) if is_free else ():
+        pid = claimed.holder()
+        if pid is not None:
+            raise claimed.running_error(pid)
     run.check_usable()
     check_log_dir(run.name)
     check_certificate(config)
-    check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
+    if is_free:
+        check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
 
 
 def check_certificate(config: ResolvedConfig) -> None:
@@ -336,13 +350,18 @@ def check_certificate(config: ResolvedConfig) -> None:
         raise config.error(key, error.title, error.detail, error.hint) from error
 
 
-def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int) -> dict[str, str]:
-    """Return the lock key of each device, for the supervisor. Raises StartError for a GPU in use or too full."""
+def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int, old: Replaced | None = None) -> dict[str, str]:
+    """Return the lock key of each device, for the supervisor. Raises StartError for a GPU in use or too full.
+
+    old: the deployment that is replaced, whose GPUs count as free; `check_beside` compares their memory.
+    """
     devices = [rank.device for rank in plan.ranks]
     if not any(device.startswith("cuda") for device in devices):
         return {}
     present = gpus()
     keys = gpu_keys(devices, present)
-    check_free(keys)
-    check_memory(config.name, plan, keys, present, needed, gpu_processes())
+    held = set() if old is None else set(old.spec.gpus.values())
+    check_free({device: key for device, key in keys.items() if key not in held})
+    if old is None:
+        check_memory(config.name, plan, keys, present, needed, gpu_processes())
     return keys

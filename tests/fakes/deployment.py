@@ -99,7 +99,7 @@ def start(make_spec: MakeSpec, play: Callable[..., None]) -> Iterator[Launch]:
 
     def begin(name: str = "fake", **fields: Any) -> Started:
         spec = make_spec(name, **fields)
-        running.append(launch(spec, RunDirectory.of(name), "tests.fakes.supervisor"))
+        running.append(launch(spec, RunDirectory(Path(spec.run_dir)), "tests.fakes.supervisor"))
         return running[-1]
 
     yield begin

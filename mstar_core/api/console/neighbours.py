@@ -15,10 +15,8 @@ def neighbours(run_dir: str) -> list[dict[str, Any]]:
 
     They are those beside `run_dir`, so of the same user. Nothing else of their configuration is returned.
     """
-    this_run = Path(run_dir)
-    shown = (
-        _shown(run) for run in deployments(this_run.parent) if run.name != this_run.name and run.holder() is not None
-    )
+    this = Path(run_dir)
+    shown = (_shown(run) for run in deployments(this.parent) if run.real.path != this and run.holder() is not None)
     return [item for item in shown if item is not None]
 
 

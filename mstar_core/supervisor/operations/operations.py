@@ -61,7 +61,7 @@ class Operations:
         self.cordons = Cordons(tell, deployment.changes)
         self.latest: Operation | None = None
         self._next_rank = 0
-        self._locks: dict[str, list[int]] = {}  # of GPUs of added ranks, by device
+        self._locks: dict[str, dict[str, int]] = {}  # of GPUs of added ranks, by device
         self._deployment = deployment
         self._start = start
         self._show = show
@@ -173,6 +173,19 @@ class Operations:
         self._start(self._carry_out(operation, scaling.run(partial(self._step, operation))))
         return operation.facts()
 
+    def replace(self, run: Callable[[Callable[[str, int], None]], Coroutine[Any, Any, None]]) -> None:
+        """Begin the replacement by another deployment. run: called with the function that records each step.
+
+        Raises what `check_serving` raises.
+        """
+        self.check_serving()
+        operation = self._begin("replacement", 2)
+        self._start(self._carry_out(operation, run(partial(self._step, operation))))
+
+    def locks(self) -> dict[str, int]:
+        """Return the descriptors of the locks of added GPUs by key."""
+        return {key: fd for held in self._locks.values() for key, fd in held.items()}
+
     def check_idle(self) -> None:
         """Raise StateConflict if an operation is in progress."""
         if self.latest is not None and self.latest.is_running:
@@ -184,6 +197,21 @@ class Operations:
 
         Raises StateConflict during another operation or restart, Unavailable unless all processes are ready.
         """
+        self._check_unbroken()
+        deployment = self._deployment
+        late = [f"{c.name} is in phase {c.phase}" for c in deployment.children.values() if c.state != "ready"]
+        if deployment.state != "ready" or late:
+            why, hint = ", ".join(late) or f"it is {deployment.state}", "wait until mstarctl ps shows ready"
+            raise Unavailable("not all processes are ready", why, hint, code="not_ready")
+
+    def check_serving(self) -> None:
+        """Raise the reason why the deployment cannot be replaced. Processes that are being restarted are none."""
+        self._check_unbroken()
+        if self._deployment.state not in SERVING:
+            why, hint = f"it is {self._deployment.state}", "wait until mstarctl ps shows ready"
+            raise Unavailable("the deployment does not serve", why, hint, code="not_ready")
+
+    def _check_unbroken(self) -> None:
         self.check_idle()
         deployment = self._deployment
         if deployment.is_restarting:
@@ -194,10 +222,6 @@ class Operations:
         if deployment.state == "unhealthy":
             hint = "mstarctl restart, without --rolling, starts all processes again"
             raise Unavailable("the deployment is unhealthy", deployment.reason, hint, code="unhealthy")
-        late = [f"{c.name} is in phase {c.phase}" for c in deployment.children.values() if c.state != "ready"]
-        if deployment.state != "ready" or late:
-            why, hint = ", ".join(late) or f"it is {deployment.state}", "wait until mstarctl ps shows ready"
-            raise Unavailable("not all processes are ready", why, hint, code="not_ready")
 
     def _begin(self, kind: str, total: int) -> Operation:
         self.latest = Operation(number=1 if self.latest is None else self.latest.number + 1, kind=kind, total=total)

@@ -23,6 +23,7 @@ SECRETS: Final = ("--api-key", "--metrics-key")
 BACKGROUND: Final = ("-d", "--detach", "--wait", "--no-wait", "--dry-run")
 """Options of `up` that a service must not have: systemd follows the attached process."""
 
+REPLACE: Final = "--replace"
 
 SYSTEM_FOLDERS: Final = (
     "# The folders of all deployments of this host, also after one has stopped.",
@@ -54,6 +55,19 @@ def service_words(words: Sequence[str], folder: Path) -> list[str]:
         word if not previous.startswith("--") and _is_model(word) else _absolute(word, folder)
         for previous, word in pairwise(["", *kept])
     ]
+
+
+def without_replace(words: Sequence[str], name: str, host: str, port: int) -> list[str]:
+    """Return the arguments of `up` that start a deployment alone which was started with `--replace`.
+
+    It took the name and the address of another one, which no longer runs then.
+    """
+    kept = [
+        word
+        for previous, word in pairwise(["", *words])
+        if word not in (REPLACE, "--stop-first") and previous != REPLACE and not word.startswith(f"{REPLACE}=")
+    ]
+    return [*kept, *(() if "--name" in kept else ("--name", name)), "--host", host, "--port", str(port)]
 
 
 def _is_model(word: str) -> bool:
