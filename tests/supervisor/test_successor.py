@@ -152,7 +152,8 @@ def test_a_stopped_start_leaves_the_old_one(start: Launch, replace: Launch, play
     wait_ready(old, nothing)
     new = replace(old, stop_first=True)
     wait_until(
-        lambda: known(new.run).state == "starting" and (operation_of(old) or {}).get("done") == 1, "it does not begin to drain"
+        lambda: known(new.run).state == "starting" and (operation_of(old) or {}).get("done") == 1,
+        "it does not begin to drain",
     )
     new.process.send_signal(signal.SIGTERM)
     assert new.process.wait(LIMIT_S) == ExitCode.DONE
