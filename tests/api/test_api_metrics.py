@@ -83,7 +83,7 @@ def test_the_supervisor_shares_its_families_and_no_other() -> None:
     node = NodeStatus(name="LLM", rank=0, pages_total=8)
     readings = ("took_0", "batched_0", "preempted", "graph_bytes", "graph_hits")
     values = {f"worker-0.LLM.{reading}": 1.0 for reading in readings} | {"worker-0.sent_bytes": 1.0}
-    values["worker-0.kernels_late"] = 0.0
+    values |= {"worker-0.kernels_late": 0.0, "worker-0.leftovers": 0.0}
     store = Store(nodes={"LLM@0": node}, children={"worker-0": ChildStatus(name="worker-0")})
     made = {sample.name for sample in shared_samples(store, values, restarts=1)}
     series = {f"{name}{suffix}": name for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
