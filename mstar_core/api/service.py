@@ -108,6 +108,7 @@ class Session:
         try:
             async for chunks in self._chunks(pace):
                 if delivery is not None:
+                    delivery.note_firsts(self.encoder.first_at, self.encoder.first_sound_at)
                     delivery.sends(0, self._gate.counts)
                 yield chunks
                 if delivery is not None:
@@ -337,6 +338,8 @@ class Service:
                     numbers=NumberForm.of(call.params),
                     facts=inputs.metadata,
                 )
+                if delivery is not None and item is None:
+                    encoder.first_at, encoder.first_sound_at = delivery.firsts
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
                 yield Session(self, call, live, output_queue, encoder, inputs, delivery, item)
             finally:

@@ -85,6 +85,8 @@ async def test_a_stream_of_lines_goes_on_where_it_was(served: Deployment) -> Non
         assert heard.is_whole, heard
         assert heard.pcm == calm.pcm
         assert heard.done is not None and heard.done["finish_reason"] == calm.done["finish_reason"]
+        first_ms = 1000 * (heard.chunk_s[0] - heard.sent_s)
+        assert heard.done["usage"]["ttft_ms"] <= first_ms, "the first output is that of the first api"
         await asyncio.to_thread(again_ready, served)
 
 

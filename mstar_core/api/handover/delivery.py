@@ -174,6 +174,16 @@ class Delivery:
         if covers(_of(self._targets, index), _of(self._torn, index)):
             await self._whole.wait()  # the torn part is another item's, and comes first
 
+    @property
+    def firsts(self) -> tuple[float | None, float | None]:
+        """Monotonic times at which an earlier process had the first output and the first sound; None before them."""
+        first, first_sound = self._recording.record.firsts
+        return first or None, first_sound or None
+
+    def note_firsts(self, first: float | None, first_sound: float | None) -> None:
+        """Note these times, which are recorded with the next write."""
+        self._recording.record.firsts = (first or 0.0, first_sound or 0.0)
+
     def sends(self, index: int, units: Units) -> None:
         """Note that outputs are handed to the writer. units: of the item so far, these included."""
         self._units += [{}] * (index + 1 - len(self._units))

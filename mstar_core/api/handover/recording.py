@@ -54,7 +54,8 @@ class Record(msgspec.Struct, array_like=True):
     a request is being handled, with this id, trace id, start (monotonic) and time of creation; its response begins at
     `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
     request; next_units: those at the end of what is being written behind it. is_closing: the connection ends after
-    these bytes. adoptions: number of processes that continued the request.
+    these bytes. adoptions: number of processes that continued the request. firsts: monotonic times of the first output
+    and the first sound of a request with one item, 0.0 before them.
     """
 
     base: int = 0
@@ -72,6 +73,7 @@ class Record(msgspec.Struct, array_like=True):
     mark: int = 0
     units: list[Units] = []
     next_units: list[Units] = []
+    firsts: tuple[float, float] = (0.0, 0.0)
 
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -157,7 +159,7 @@ class ConnectionRecording:
         record.is_active, record.request_id, record.trace_id = True, request_id, trace_id
         record.started, record.created = started, created
         record.start = record.mark = record.total
-        record.units, record.next_units = [], []
+        record.units, record.next_units, record.firsts = [], [], (0.0, 0.0)
         self._marks.clear()
         self._forget_drawn()
         self._commit()
