@@ -91,8 +91,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     needed = needed or weights_on_devices(model, plan, config)
     claimed = claim_gpus(config, plan, needed, old)
     present = gpus() if claimed else ()
-    if old is not None and not options.stop_first:
-        check_beside(old, config, plan, claimed, present, needed)
+    if old is not None:
+        check_beside(old, config, claimed, present, needed, stop_first=options.stop_first)
     started = as_started(config, admission(model, config, plan, claimed, present, needed))
     api = with_keys(msgspec.structs.replace(started.api, api_keys=api_keys))
     path = target.config.path

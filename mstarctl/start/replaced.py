@@ -1,4 +1,4 @@
-"""Checks of `up --replace`: the deployment that is replaced, its name and address, and room for both."""
+"""Checks of `up --replace`: the deployment that is replaced, its name and address, and room for the new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import NotFound, StartError, StateConflict, Unavailable, UsageError, did_you_mean
 from mstar_core.host.run_dir import RunDirectory, deployments
@@ -59,6 +59,14 @@ class Replaced:
             provenance={**config.provenance, **keys},
         )
 
+    def used_by_gpu(self) -> dict[str, int]:
+        """Return the bytes that this deployment uses on its GPUs, by lock key."""
+        used: dict[str, int] = {}
+        for rank in self.snapshot["ranks"].values():
+            key = self.spec.gpus.get(str(rank["device"]), "")
+            used[key] = used.get(key, 0) + int(rank.get("memory_used") or 0)
+        return used
+
 
 def find_replaced(options: UpOptions) -> Replaced | None:
     """Return the deployment that `--replace` names, None without the option.
@@ -93,42 +101,52 @@ def _check_idle(name: str, head: Mapping[str, Any]) -> None:
 
 
 def check_beside(
-    old: Replaced, config: ResolvedConfig, plan: Plan, keys: Mapping[str, str], gpus: Sequence[Gpu], needed: int
+    old: Replaced,
+    config: ResolvedConfig,
+    keys: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    needed: int,
+    *,
+    stop_first: bool,
 ) -> None:
     """Raise StartError, with the bytes that are missing, if the new deployment does not fit beside the old one.
 
-    It is taken to need what its weights need, and with the same model and caches what the old one uses. keys: lock key
-    by device, empty on the CPU. needed: least bytes of the weights of all ranks; 0 if unknown.
+    It is taken to need what its weights need, and with the same model and caches what the old one uses. stop_first: it
+    needs no room beside the old one, and what that uses counts as free. keys: lock key by device, empty on the CPU.
+    needed: least bytes of the weights of all ranks; 0 if unknown.
     """
-    is_alike = (config.model, config.variant, config.kv_cache) == (
-        old.spec.model,
-        old.spec.variant,
-        old.spec.kv_cache,
-    )
+    before = old.spec
+    is_alike = (config.model, config.variant, config.kv_cache) == (before.model, before.variant, before.kv_cache)
+    name = config.name
     if not keys:
         used = sum(int(child.get("resident_bytes") or 0) for child in old.snapshot["children"].values())
-        _check_room(config.name, "on this host", max(needed, used if is_alike else 0), free_bytes({}, ()))
+        least, freed = (needed, used) if stop_first else (max(needed, used if is_alike else 0), 0)
+        _check_room(name, "on this host", least, free_bytes({}, ()), freed)
         return
+    used_by_key = old.used_by_gpu()
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
-    known = {device: by_uuid[key] for device, key in keys.items() if key in by_uuid}
-    if len(known) == len(keys):
-        free = sum(gpu.free for gpu in {gpu.uuid: gpu for gpu in known.values()}.values())
-        _check_room(config.name, "on its GPUs", needed, free)
-    used_by_key: dict[str, int] = {}
-    for rank in old.snapshot["ranks"].values():
-        key = old.spec.gpus.get(str(rank["device"]), "")
-        used_by_key[key] = used_by_key.get(key, 0) + int(rank.get("memory_used") or 0)
-    for device, gpu in known.items() if is_alike else ():
-        _check_room(config.name, f"on {device}", used_by_key.get(keys[device], 0), gpu.free)
+    known = {key: by_uuid[key] for key in keys.values() if key in by_uuid}
+    if len(known) == len(set(keys.values())):
+        freed = sum(used_by_key.get(key, 0) for key in known) if stop_first else 0
+        _check_room(name, "on its GPUs", needed, sum(gpu.free for gpu in known.values()), freed)
+    if is_alike and not stop_first:
+        for device, key in keys.items():
+            if key in known:
+                _check_room(name, f"on {device}", used_by_key.get(key, 0), known[key].free)
 
 
-def _check_room(name: str, where: str, needed: int, free: int) -> None:
-    if not free or needed <= free:
+def _check_room(name: str, where: str, needed: int, free: int, freed: int = 0) -> None:
+    """Raise StartError if the memory does not suffice. freed: bytes that the end of the old deployment frees."""
+    room = free + freed
+    if not free or needed <= room:
         return
+    besides = "even without" if freed else "beside"
+    advice = "use other devices or a smaller model"
+    hint = advice if freed else f"add --stop-first: the running one then ends first; or {advice}"
     raise StartError(
-        f"the new {name} does not fit beside the running one",
-        f"{size_text(needed)} are needed {where} and {size_text(free)} are free: {needed - free:,} bytes too few",
-        "add --stop-first: the running one then ends before the new one starts",
+        f"the new {name} does not fit {besides} the running one",
+        f"{size_text(needed)} are needed {where} and {size_text(room)} are free: {needed - room:,} bytes too few",
+        hint,
         phase="plan",
         code="no_room",
     )

@@ -14,7 +14,7 @@ from mstar_core.errors import ExitCode, UsageError
 from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.main import run
 from mstarctl.start.service.notify import READY, notify
-from mstarctl.start.service.unit import STOP_S, quoted, service_words, unit_text
+from mstarctl.start.service.unit import STOP_S, quoted, service_words, unit_text, without_replace
 from tests.cli.conftest import Cli
 
 
@@ -118,6 +118,13 @@ def test_relative_paths_become_absolute_and_missing_ones_are_refused(tmp_path: P
         service_words(["orpheus", "--weights", "org/model"], tmp_path)
     with pytest.raises(UsageError, match="other/three"):
         service_words(["other/three.yaml"], tmp_path)
+
+
+def test_a_service_starts_alone_what_has_replaced_another_deployment() -> None:
+    words = ["orpheus:tiny", "--replace", "voice", "--stop-first", "-d"]
+    alone = ["orpheus:tiny", "-d", "--name", "voice", "--host", "::1", "--port", "9"]
+    assert without_replace(words, "voice", "::1", 9) == alone
+    assert without_replace(["a", "--replace=voice"], "voice", "h", 1)[:3] == ["a", "--name", "voice"]
 
 
 @pytest.mark.parametrize(
