@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import zmq
 
 from mstar_core.api.api_metrics import Metrics
@@ -24,7 +25,7 @@ from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.codec import BFLOAT16
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError, Unavailable, WorkerLost
-from mstar_core.messages.flow import Output, Outputs, TensorFreed
+from mstar_core.messages.flow import Output, Outputs, Saved, TensorFreed
 from mstar_core.messages.life import (
     Drained,
     PeerDown,
@@ -43,6 +44,7 @@ from mstar_core.process.life import SUPERVISOR, ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport, loan_of
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.room import Room
+from mstar_core.transport.tensors import inline
 
 TURN_S: Final = 0.1
 """Interval of heartbeats and telemetry."""
@@ -289,6 +291,10 @@ class Link:
         freed: dict[str, list[tuple[int, int]]] = {}
         for drawn in message.drawn:
             self.attempts.drawn(drawn)
+        for saved in message.saved:
+            self._saved(saved)
+            for taken in filter(None, map(loan_of, saved.loop.values.values())):
+                freed.setdefault(taken.owner, []).append((taken.slot, taken.generation))
         for output in message.items:
             live = self._registry.get(output.handle)
             if live is None:
@@ -326,6 +332,21 @@ class Link:
         dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
         item = OutputItem(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
         output_queue.put(worker, output.seq, item, output.skipped)
+
+    def _saved(self, message: Saved) -> None:
+        """Copy the state of a loop. One whose memory has gone with its worker is not kept."""
+        if self._registry.get(message.handle) is None:
+            return
+        try:
+            values = {port: self._copied(ref) for port, ref in message.loop.values.items()}
+        except MstarError as error:
+            log.info("a saved state could not be read: %s", error)
+            return
+        state = msgspec.structs.replace(message.loop, values=values)
+        self.attempts.saved(msgspec.structs.replace(message, loop=state))
+
+    def _copied(self, ref: TensorRef) -> TensorRef:
+        return self._tensors.read(ref, lambda array: inline(array, ref.dtype))
 
     def _lost(self, live: LiveRequest, process: str, cause: str) -> None:
         """Handle outputs that were lost with their worker, whose death the conductor may not know yet."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mstar_core.conductor.caches import CachePlaces
-from mstar_core.conductor.resume import known_ids
+from mstar_core.conductor.resume import known_ids, saved_loops
 from mstar_core.conductor.router import Homes
 from mstar_core.errors import EngineError
 from mstar_core.messages.requests import ErrorInfo, NewRequest
@@ -215,6 +215,7 @@ def run_message(
         contents={port: key for port, value in run.inputs.items() if (key := _content(request.message, port, value))},
         place=place if request.message.is_journaled else "",
         known=known_ids(request.message, place),
+        saved=saved_loops(request.message, place),
     )
 
 

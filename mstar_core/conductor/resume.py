@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from mstar_core.messages.requests import NewRequest
+    from collections.abc import Mapping
+
+    from mstar_core.messages.requests import NewRequest, SavedLoop
     from mstar_core.messages.work import OpenRequest
+
+
+T = TypeVar("T")
 
 
 def known_ids(message: NewRequest, place: str) -> dict[str, list[int]]:
     """Return the ids that earlier attempts drew in a run, by the name of the loop or node. place: of the run."""
-    if message.resume is None:
-        return {}
-    start = f"{place}/"
-    return {key.removeprefix(start): ids for key, ids in message.resume.ids.items() if key.startswith(start)}
+    return {} if message.resume is None else _at(place, message.resume.ids)
+
+
+def saved_loops(message: NewRequest, place: str) -> dict[str, SavedLoop]:
+    """Return the states of loops that earlier attempts saved in a run, by the name of the loop. place: of the run."""
+    return {} if message.resume is None else _at(place, message.resume.saved)
 
 
 def with_delivered(opened: OpenRequest, message: NewRequest) -> OpenRequest:
@@ -25,3 +32,9 @@ def with_delivered(opened: OpenRequest, message: NewRequest) -> OpenRequest:
     if resume is None:
         return opened
     return msgspec.structs.replace(opened, delivered=dict(resume.delivered), chunks=dict(resume.chunks))
+
+
+def _at(place: str, facts: Mapping[str, T]) -> dict[str, T]:
+    """Return the facts of a place by the name of the loop or node."""
+    start = f"{place}/"
+    return {key.removeprefix(start): fact for key, fact in facts.items() if key.startswith(start)}

@@ -14,7 +14,7 @@ from mstar_core.api.output.units import OutputItem
 from mstar_core.api.parse.params import check_outputs
 from mstar_core.conformance.mailbox import FakeMailbox
 from mstar_core.errors import EngineError
-from mstar_core.messages.flow import Drawn, Output, Outputs, TensorFreed
+from mstar_core.messages.flow import Drawn, Output, Outputs, Saved, TensorFreed
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import (
     CancelRequest,
@@ -23,20 +23,22 @@ from mstar_core.messages.requests import (
     RequestFailed,
     RequestFinished,
     Resume,
+    SavedLoop,
     SegmentRef,
 )
 from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.processor import MediaPart, Processor, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import EVENTS
+from mstar_core.plugin.surface import EVENTS, PROGRESS
+from mstar_core.transport.tensors import inline
 
 if TYPE_CHECKING:
     from mstar_core.transport import TensorTransport
     from mstar_core.transport.dtypes import Array
 
 DEADLINE_S = 600.0
-NUMBERS = ("action", "scalar", "tensor")
+NUMBERS = ("action", "scalar", "tensor", PROGRESS)
 """Modalities that are sent as the raw bytes of their arrays."""
 
 
@@ -48,7 +50,7 @@ class RequestOutcome:
     """Result of a request. outputs: all bytes by modality. reason: `stop` or `length` if it finished.
 
     counts: of loops and ports, over all walks. error: cause of a failure. drawn: the journal, by place, and widths: ids
-    of one iteration there. skipped: units by port that workers left out.
+    of one iteration there. skipped: units by port that workers left out. saved: states of loops by place, in order.
     """
 
     status: Status
@@ -61,6 +63,7 @@ class RequestOutcome:
     drawn: Mapping[str, list[int]] = field(default_factory=dict)
     widths: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
+    saved: Mapping[str, Sequence[SavedLoop]] = field(default_factory=dict)
 
     @property
     def cause(self) -> str:
@@ -106,6 +109,7 @@ class SentRequest:
     drawn: dict[str, list[int]] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    saved: dict[str, list[SavedLoop]] = field(default_factory=dict)
     finished: RequestFinished | None = None
     outcome: RequestOutcome | None = None
 
@@ -183,7 +187,9 @@ class FakeApi:
         letters = self._box.drain()
         for letter in letters:
             match letter.body:
-                case Outputs(worker=worker, items=items, finished=ends, drawn=drawn):
+                case Outputs(worker=worker, items=items, finished=ends, drawn=drawn, saved=saved):
+                    for state in saved:
+                        self._note_saved(state)
                     for ids in drawn:
                         self._note_drawn(ids)
                     for item in items:
@@ -227,6 +233,14 @@ class FakeApi:
         ids += drawn.ids
         call.widths[drawn.place] = drawn.width
 
+    def _note_saved(self, message: Saved) -> None:
+        """Keep a saved state, whose request may have ended."""
+        values = {port: inline(self._read(ref), ref.dtype) for port, ref in message.loop.values.items()}
+        call = self.calls.get(message.handle)
+        if call is not None:
+            state = SavedLoop(iteration=message.loop.iteration, values=dict(values))
+            call.saved.setdefault(message.place, []).append(state)
+
     def _note_skipped(self, item: Output) -> None:
         call = self.calls.get(item.handle)
         if call is not None and item.skipped:
@@ -260,6 +274,7 @@ class FakeApi:
             drawn=call.drawn,
             widths=call.widths,
             skipped=call.skipped,
+            saved=call.saved,
         )
         del self.calls[call.handle]
 

@@ -1,4 +1,4 @@
-"""Silver check: a new attempt that is given ids of an earlier one gives the answer of an undisturbed request."""
+"""Silver check: a new attempt that is given facts of an earlier one gives the answer of an undisturbed request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SHARES: Final = (0.4, 1.0)
 
 
 def goes_on(subject: Subject) -> None:
-    """Compare new attempts with the request served alone. What a client has is left out, and nothing is drawn twice."""
+    """Compare new attempts with the request served alone. What a client has is left out, and nothing is drawn twice.
+
+    Loops that save begin in the first and in the last state that they saved.
+    """
     small = miniature(subject)
     runtime = small.runtime()
     for ask in small.asks:
@@ -36,6 +39,10 @@ def goes_on(subject: Subject) -> None:
             require_equal(expected, second, what)
             if second.drawn != first.drawn:
                 raise EngineError(f"{what}: the journal differs", f"{second.drawn} instead of {first.drawn}")
+        for number, which in ((0, "first"), (-1, "last")) if first.saved else ():
+            saved = {place: states[number] for place, states in first.saved.items()}
+            again = replace(ask, is_journaled=True, resume=Resume(attempt=2, ids=dict(first.drawn), saved=saved))
+            require_equal(expected, runtime.ask(again)[0], f"{ask.name} from the {which} states of its loops on")
         _require_rest(expected, runtime.ask(_delivered(again, expected))[0], ask.name)
 
 

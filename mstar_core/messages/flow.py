@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mstar_core.messages.requests import RequestFinished
+from mstar_core.messages.requests import RequestFinished, SavedLoop
 from mstar_core.messages.tensors import TensorRef
 
 
@@ -118,17 +118,29 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     width: int = 1
 
 
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a loop that saves, for a new attempt. It comes at any time after its iteration has begun.
+
+    place: `RunWalk.place`, a slash, and the name of the loop.
+    """
+
+    handle: int
+    place: str
+    loop: SavedLoop
+
+
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_defaults=True):
     """Worker to api: all outputs of one step. worker: the sender's name.
 
     finished: requests that ended with this step and whose end the worker reports in place of the conductor.
-    drawn: ids for the journal of requests that can be resumed.
+    drawn: ids for the journal of requests that can be resumed. saved: states of their loops.
     """
 
     worker: str
     items: list[Output]
     finished: list[RequestFinished] = []
     drawn: list[Drawn] = []
+    saved: list[Saved] = []
 
 
 FlowMessage = Values | StreamItems | StreamTensor | CacheMoved | TensorFreed | Outputs

@@ -41,18 +41,27 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes = b""
 
 
+class SavedLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a loop before an iteration: its carried values by input port. See `Loop.save_every`."""
+
+    iteration: int
+    values: dict[str, TensorRef]
+
+
 class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts of the earlier attempts of a request, which a death has ended, for its new attempt.
 
     attempt: 2 for the first new one. ids: drawn ids by place (see `Drawn`), to be forced in this order. delivered:
     units by output port that the api has, which need not be sent again (see `units_of`). chunks: by port, the chunks of
     a stream walk whose outputs the api has as a whole, and the units of these outputs; they need not be computed again.
+    saved: the latest states of loops that save, by place (see `Saved`).
     """
 
     attempt: int
     ids: dict[str, list[int]] = {}
     delivered: dict[str, int] = {}
     chunks: dict[str, tuple[int, int]] = {}
+    saved: dict[str, SavedLoop] = {}
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mstar_core.messages.requests import ErrorInfo
+from mstar_core.messages.requests import ErrorInfo, SavedLoop
 from mstar_core.messages.tensors import TensorRef
 
 
@@ -58,7 +58,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gives: caches that leave this worker before the run, after those before it. takes: caches that the run waits for.
     A worker without a node of the walk gets the run too if it gives a cache, forks one, or holds one of the inputs.
     place: partition and number of the run within it, the same in each attempt of a request; empty if the request
-    keeps no journal. known: ids that earlier attempts drew, by the name of the loop or node (see `Drawn`).
+    keeps no journal. known: ids that earlier attempts drew, by the name of the loop or node (see `Drawn`). saved:
+    states in which loops begin, by the name of the loop (see `Saved`).
     """
 
     run: int
@@ -77,6 +78,7 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     takes: list[Move] = []
     place: str = ""
     known: dict[str, list[int]] = {}
+    saved: dict[str, SavedLoop] = {}
 
 
 class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -34,6 +34,7 @@ from mstar_core.graph.runtime.actions import (
     Key,
     Recall,
     Ref,
+    Save,
     Send,
     ToStream,
     Want,
@@ -77,6 +78,7 @@ from mstar_core.worker.state.values import (
     gather,
     held_value,
     resolve,
+    saved_starts,
     split_numbers,
     start_stops,
     stop_said,
@@ -92,6 +94,9 @@ if TYPE_CHECKING:
     from mstar_core.graph.compile.compiled import CompiledTask
 
 log = logging.getLogger(__name__)
+
+SAVED_BYTES: Final = 4 << 20
+"""Largest state of a loop that is saved. A loop with a larger one begins anew after a death."""
 
 
 class Guard:
@@ -465,7 +470,9 @@ class Executor:
         if StreamWalk.fits(share, message.max_iters, inputs):
             state: WalkState = StreamWalk(share, message.inputs.keys())
         else:
-            state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
+            starts, firsts = saved_starts(share.walk, message.saved, self._copied)
+            inputs = {**inputs, **starts}
+            state = WalkState(share, message.max_iters, message.inputs.keys(), branches, firsts)
         run = ActiveRun(message, partition, share, state, inputs)
         if isinstance(state, StreamWalk):
             run.fixed = split_numbers(request, run, state.fixed, ())
@@ -503,6 +510,8 @@ class Executor:
                     request.held[node, port] = run.values[value]
                 case Recall(value, node, port):
                     run.values[value] = held_value(request, node, port)
+                case Save(loop, iteration, refs):
+                    self._save(request, run, loop, iteration, gather(request, run, refs, ()))
                 case Emit(value, port, modality, iteration):
                     self._emit_value(request, run, value, port, modality, iteration)
                 case ToStream(value, stream, _):
@@ -516,6 +525,14 @@ class Executor:
                     self._outbox.value(rank, request.handle, run.number, address, port, list(iteration), tensor)
                 case EndWalk(reason, counts):
                     self._end_walk(request, run, reason, counts)
+
+    def _save(
+        self, request: WorkerRequest, run: ActiveRun, loop: int, iteration: int, values: Mapping[str, Tensor]
+    ) -> None:
+        """Send the state of a loop to the api, unless it is large or the request has one attempt only."""
+        if run.is_journaled and sum(value.nbytes for value in values.values()) <= SAVED_BYTES:
+            place = f"{run.message.place}/{run.share.walk.loops[loop].name}"
+            self._outbox.saved(request.handle, place, iteration, values)
 
     def _end_walk(self, request: WorkerRequest, run: ActiveRun, reason: str, counts: dict[str, int]) -> None:
         self.tracer.walk_ended(request, run)

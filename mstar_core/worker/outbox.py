@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ from mstar_core.messages.flow import (
     Drawn,
     Output,
     Outputs,
+    Saved,
     StreamItems,
     StreamTensor,
     TensorFreed,
@@ -26,7 +28,7 @@ from mstar_core.messages.flow import (
     Values,
 )
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
-from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
+from mstar_core.messages.requests import ErrorInfo, RequestFinished, SavedLoop, error_info
 from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
@@ -63,6 +65,19 @@ class _CacheToSend(NamedTuple):
     parts: list[tuple[str, str, Tensor | Sending]]
 
 
+class _Saving(NamedTuple):
+    """State of a loop on its way to the api: its carried values by input port, or the copies to wait for."""
+
+    handle: int
+    place: str
+    iteration: int
+    values: dict[str, Tensor | PendingCopy]
+
+    @property
+    def is_ready(self) -> bool:
+        return all(isinstance(value, torch.Tensor) or value.is_done for value in self.values.values())
+
+
 @dataclass(slots=True)
 class _Turn:
     """Messages of one turn, those with an unfinished copy without their tensor. copies: all unfinished copies."""
@@ -79,10 +94,11 @@ class _Turn:
     caches: list[tuple[int, _CacheToSend]] = field(default_factory=list)
     copies: list[Sending] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
+    saved: list[_Saving] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         has_data = self.outputs or self.finished or self.ids or self.values or self.caches
-        return bool(has_data or self.control or self.drawn)
+        return bool(has_data or self.control or self.drawn or self.saved)
 
     @property
     def handles(self) -> set[int]:
@@ -102,7 +118,8 @@ class Outbox:
     """Collects the messages of a turn and sends them. Owned by the worker's loop.
 
     Tensors on a GPU are copied while the worker goes on. A turn leaves when its copies are done, and later turns leave
-    after it, so that messages keep their order. Loans are returned at once: a peer may wait for their room.
+    after it, so that messages keep their order. Only saved states delay no turn: each joins one when its copy is done.
+    Loans are returned at once: a peer may wait for their room.
     """
 
     def __init__(
@@ -128,6 +145,7 @@ class Outbox:
         self._peer_memory = peer_memory
         self._turn = _Turn()
         self._waiting: deque[_Turn] = deque()
+        self._saving: list[_Saving] = []
         self._freed: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def output(
@@ -195,6 +213,11 @@ class Outbox:
             self._turn.copies += [] if copy is None else [copy]
         self._turn.caches.append((move.rank, _CacheToSend(message, parts)))
 
+    def saved(self, handle: int, place: str, iteration: int, values: Mapping[str, Tensor]) -> None:
+        """Send the state of a loop before an iteration to the api."""
+        copies = {port: self._copy(value) or value for port, value in values.items()}
+        self._saving.append(_Saving(handle, place, iteration, copies))
+
     def walk_done(self, message: WalkDone) -> None:
         """Report the end of this rank's share of a run."""
         self._turn.control.append((CONDUCTOR, message))
@@ -223,12 +246,13 @@ class Outbox:
     @property
     def is_waiting(self) -> bool:
         """Whether messages wait for copies from a GPU."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._saving)
 
     @property
     def can_send(self) -> bool:
         """Whether waiting messages could leave now."""
-        return bool(self._waiting) and self._waiting[0].is_ready
+        is_next_ready = bool(self._waiting) and self._waiting[0].is_ready
+        return is_next_ready or any(saving.is_ready for saving in self._saving)
 
     def flush(self) -> None:
         """End the turn and send its messages, or queue them behind those that wait for copies."""
@@ -242,6 +266,9 @@ class Outbox:
             self._end_turn()  # reports of the requests whose messages could not be sent
 
     def _end_turn(self) -> None:
+        if self._saving:
+            self._turn.saved = [saving for saving in self._saving if saving.is_ready]
+            self._saving = [saving for saving in self._saving if not saving.is_ready]
         if self.journal.is_waiting and (self._turn or not self.journal.wait_s):
             self._turn.drawn = self.journal.take(self._turn.handles if self.journal.wait_s else None)
         if self._turn:
@@ -252,10 +279,11 @@ class Outbox:
         """Send values first, so that no control message overtakes the data that it refers to."""
         outputs = self._complete(turn.outputs, API)
         without_outputs: set[int] = set()  # the conductor would take those for finished
-        if outputs or turn.finished or turn.drawn:
+        saved = list(self._with_values(turn.saved))
+        if outputs or turn.finished or turn.drawn or saved:
             self.sent_outputs += len(outputs)
             first, *others = _parts(outputs)
-            messages = [Outputs(worker=self._name, items=first, drawn=turn.drawn)]
+            messages = [Outputs(worker=self._name, items=first, drawn=turn.drawn, saved=saved)]
             messages += [Outputs(worker=self._name, items=part) for part in others]
             messages[-1] = msgspec.structs.replace(messages[-1], finished=turn.finished)
             for message in messages:
@@ -301,6 +329,22 @@ class Outbox:
             sent=monotonic(),
         )
         self._send(to, message)
+
+    def _with_values(self, states: list[_Saving]) -> Iterator[Saved]:
+        """Yield the states of loops with their tensors in the transport. One without room is left out."""
+        for state in states:
+            refs: dict[str, TensorRef] = {}
+            try:
+                for port, value in state.values.items():
+                    array, dtype = to_array(value if isinstance(value, torch.Tensor) else value.pending)
+                    refs[port] = self._transport.put(array, API, dtype=dtype)
+            except MstarError as error:
+                log.info("the state of a loop was not saved: %s", error)
+                for loan in filter(None, map(loan_of, refs.values())):
+                    self.release(loan.slot, loan.generation)
+                continue
+            loop = SavedLoop(iteration=state.iteration, values=refs)
+            yield Saved(handle=state.handle, place=state.place, loop=loop)
 
     def _with_tensor(self, message: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], Sending]:
         """Return the message with its tensor in the transport, or with the copy to wait for."""
@@ -401,4 +445,7 @@ def _handles(message: Message) -> set[int]:
 
 def _refs(message: Message) -> Iterator[TensorRef]:
     """Yield the tensors that a message lends."""
-    return (item.ref for item in message.items) if isinstance(message, Outputs) else refs_of(message)
+    if not isinstance(message, Outputs):
+        return refs_of(message)
+    saved = (ref for state in message.saved for ref in state.loop.values.values())
+    return chain((item.ref for item in message.items), saved)

@@ -18,10 +18,11 @@ import pytest
 
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
-from mstar_core.api.requests.record import AttemptRecord, Journal
+from mstar_core.api.requests.record import AttemptRecord, Journal, SavedLoops
 from mstar_core.messages.flow import Drawn
 from mstar_core.messages.life import ServiceState, Telemetry
-from mstar_core.messages.requests import NewRequest, Resume
+from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
+from mstar_core.messages.tensors import InlineTensor
 from mstar_core.plugin.spec import Unresumable
 from tests.api.conftest import LIMITS, Api, Started
 from tests.fakes.conductor import FakeDeployment, begin
@@ -389,6 +390,55 @@ def test_a_journal_beyond_its_limit_keeps_nothing() -> None:
     journal.add(Drawn(handle=1, place="q", start=0, ids=[3]), limit_bytes=8)
     journal.add(Drawn(handle=1, place="p", start=2, ids=[3]), limit_bytes=8)
     assert journal.is_full and not journal.ids()
+
+
+async def test_the_newest_state_of_each_loop_goes_into_the_next_attempt(started: Started) -> None:
+    """Each state is copied out of the worker's memory, which is free again at once."""
+    latents = np.arange(1 << 18, dtype=np.float32)
+    halves = np.array([0x3F80, 0x7FC1, 0x8000], np.uint16)
+    async with started() as api:
+        task = asyncio.create_task(api.client.post("/generate", data=GOOD))
+        first = await api.fake.next_request()
+        api.fake.save(first.handle, "LLM:4/denoise", 4, latents=latents)
+        api.fake.save(first.handle, "LLM:5/denoise", 8, dtype="bfloat16", latents=halves)
+        api.fake.save(first.handle, "LLM:4/denoise", 8, latents=latents[::-1].copy())
+        api.fake.audio_of(first.handle, SAMPLES[:100])
+        await api.until(lambda: api.fake.live_loans == 0)
+        api.fake.lose(first.handle)
+        second = await api.fake.next_request(2)
+        assert second.resume is not None
+        saved = second.resume.saved
+        assert {place: state.iteration for place, state in saved.items()} == {"LLM:5/denoise": 8, "LLM:4/denoise": 8}
+        kept = saved["LLM:4/denoise"].values["latents"]
+        assert isinstance(kept, InlineTensor) and kept.shape == latents.shape
+        assert kept.data == latents[::-1].tobytes()
+        kept = saved["LLM:5/denoise"].values["latents"]
+        assert isinstance(kept, InlineTensor) and (kept.dtype, kept.data) == ("bfloat16", halves.tobytes())
+        api.fake.save(first.handle, "LLM:4/denoise", 12, latents=latents)  # of the old attempt, too late
+        api.fake.save(second.handle, "LLM:5/denoise", 12, latents=latents)
+        api.fake.audio_of(second.handle, SAMPLES[:200])
+        await api.until(lambda: api.fake.live_loans == 0)
+        (live,) = api.process.registry
+        assert live.record is not None
+        places = live.record.saved.places
+        assert {place: state.iteration for place, state in places.items()} == {"LLM:4/denoise": 8, "LLM:5/denoise": 12}
+        api.fake.finish(second.handle)
+        assert (await task).status_code == 200
+        await api.clean()
+
+
+def state_of(size_bytes: int) -> SavedLoop:
+    value = InlineTensor(dtype="uint8", shape=(size_bytes,), data=bytes(size_bytes))
+    return SavedLoop(iteration=4, values={"x": value})
+
+
+def test_states_beyond_the_limit_of_a_request_drop_the_oldest_places() -> None:
+    saved = SavedLoops()
+    for place in ("a", "b", "a", "c"):
+        saved.keep(place, state_of(4), limit_bytes=8)
+    assert list(saved.places) == ["a", "c"] and saved.size_bytes == 8
+    saved.keep("d", state_of(9), limit_bytes=8)
+    assert not saved.places
 
 
 async def test_a_request_whose_journal_is_full_says_so(started: Started) -> None:

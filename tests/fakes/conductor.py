@@ -13,9 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 import zmq
 
-from mstar_core.messages.flow import Drawn, Output, Outputs
+from mstar_core.messages.flow import Drawn, Output, Outputs, Saved
 from mstar_core.messages.life import Hello, PeerDown, PeerUp, ServiceState
-from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.requests import (
+    CancelRequest,
+    ErrorInfo,
+    NewRequest,
+    RequestFailed,
+    RequestFinished,
+    SavedLoop,
+)
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport, mailbox_endpoint
 
@@ -153,6 +160,12 @@ class FakeDeployment:
         finished = [end] if finishes else []
         message = Outputs(worker="worker-0", items=[item], finished=finished, drawn=list(drawn))
         self.tell(message, sender="worker-0")
+
+    def save(self, handle: int, place: str, iteration: int, *, dtype: str | None = None, **values: Any) -> None:
+        """Send the state of a loop, as a worker does."""
+        refs = {port: self._tensors.put(array, "api", dtype=dtype) for port, array in values.items()}
+        saved = Saved(handle=handle, place=place, loop=SavedLoop(iteration=iteration, values=refs))
+        self.tell(Outputs(worker="worker-0", items=[], saved=[saved]), sender="worker-0")
 
     def finish(self, handle: int, reason: str = "stop", *, emitted: int | None = None, **counts: int) -> None:
         sent = self._seq.get(handle, 0) if emitted is None else emitted

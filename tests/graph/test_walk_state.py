@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from mstar_core.errors import GraphError
@@ -20,6 +23,7 @@ from mstar_core.graph import (
     Loop,
     Recall,
     RunInput,
+    Save,
     Send,
     Sequential,
     StopOn,
@@ -251,3 +255,64 @@ def test_what_a_later_run_may_start_from_is_held_in_every_walk() -> None:
     run.start()
     value = Key(0, "token", ())
     assert run.done(0, (), {"token"}) == [Hold("LLM", "token", value), Free(value), EndWalk("done", {})]
+
+
+def saving(**fields: Any) -> Loop:
+    return replace(pair(), save_every=2, **fields)
+
+
+def all_of(run: WalkState, values: set[str]) -> list[object]:
+    """Return all actions of a run whose tasks end at once."""
+    seen: list[object] = []
+    todo: list[object] = list(run.start())
+    while todo:
+        action = todo.pop(0)
+        seen.append(action)
+        if isinstance(action, Fire):
+            todo += run.done(action.task, action.iteration, values)
+    return seen
+
+
+def saves(actions: list[object]) -> list[tuple[int, dict[str, Any]]]:
+    return [(action.iteration, action.values) for action in actions if isinstance(action, Save)]
+
+
+def test_a_loop_saves_what_it_carries_every_few_iterations_and_before_the_last() -> None:
+    seen = all_of(state(saving(), 6, {"x"}), {"y"})
+    assert saves(seen) == [(at, {"x": Key(0, "y", (at - 1,))}) for at in (2, 4, 5)]
+    for number, action in enumerate(seen):
+        if isinstance(action, Save):
+            (value,) = action.values.values()
+            assert Free(value) not in seen[:number], "the value is still stored"
+
+
+def test_a_value_that_was_not_produced_is_not_saved() -> None:
+    assert saves(all_of(state(saving(), 6, {"x"}), set())) == []
+
+
+def test_a_loop_begins_in_a_saved_iteration_as_if_it_had_run_from_the_start() -> None:
+    run = saved_state(4)
+    first = run.start()
+    assert first == [Fire(0, (4,), {"x": RunInput("again/x")}, ())]
+    assert all_of(saved_state(4), {"y"})[-1] == EndWalk("done", {"again": 6})
+    assert [at for at, _ in saves(all_of(saved_state(4), {"y"}))] == [5], "what it was given is not saved again"
+    assert run.alive == 0
+
+
+def saved_state(first: int, walk: Loop | None = None) -> WalkState:
+    compiled = compile_walk("go", walk or saving())
+    return WalkState(cut(compiled, {"alpha": 0, "gamma": 0})[0], 6, {"x"}, firsts={"again": first})
+
+
+@pytest.mark.parametrize(("first", "walk"), [(6, saving()), (7, saving()), (4, pair())])
+def test_a_saved_iteration_that_the_loop_does_not_have_is_not_used(first: int, walk: Loop) -> None:
+    assert saved_state(first, walk).start() == [Fire(0, (0,), {"x": RunInput("x")}, ())]
+
+
+def test_a_saved_value_replaces_what_the_walk_computes_before_its_loop() -> None:
+    walk = Sequential(N(B, ("x",), (E("y", A, into="x"),)), saving())
+    run = WalkState(cut(compile_walk("go", walk), {"alpha": 0, "beta": 0, "gamma": 0})[0], 6, firsts={"again": 3})
+    fires = [action for action in all_of(run, {"y"}) if isinstance(action, Fire)]
+    assert [(fire.task, fire.iteration) for fire in fires if fire.task == 1] == [(1, (at,)) for at in (3, 4, 5)]
+    assert next(fire for fire in fires if fire.task == 1).inputs == {"x": RunInput("again/x")}
+    assert run.ended and run.alive == 0

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from mstar_bagel.graph import SAVED_STEPS
 from tests.survival.families import FAMILIES
 from tests.survival.judge import Judge, judge_of
 from tests.survival.mortal import Mortal
 from tests.survival.points import FOLLOWER, PHASES, VICTIMS, WORKER, Point, points_of
-from tests.survival.strikes import Strike
+from tests.survival.strikes import Sent, Strike
 
 GROUP = "orpheus_tp2"
 ALWAYS = "orpheus"
@@ -95,6 +96,22 @@ async def test_a_request_that_two_workers_die_with_fails_with_that_cause(judges:
     answer = await judge.disturbed("speech", PHASES["orpheus"]["codec"].strike(WORKER), again)
     assert [line["modality"] for line in answer.ends] == ["error"]
     assert answer.code == "poison_request"
+
+
+@pytest.mark.parametrize("victim", [WORKER, pytest.param("conductor", marks=pytest.mark.slow)])
+async def test_an_image_goes_on_from_its_last_saved_step(victim: str, judges: dict[str, Judge]) -> None:
+    judge, point = await judge_for("bagel", judges), PHASES["bagel"]["flow"]
+    sent = await judge.messages(point.request)
+    steps, runs = steps_in(sent), sum(len(each.parts) for each in sent if each.message == "RunWalks")
+    judge.deployment.strikes.record()
+    assert await judge.flaws(point.request, point.strike(victim)) == []
+    repeated = steps_in(judge.deployment.strikes.recorded()) - steps
+    assert repeated <= SAVED_STEPS + runs < point.count, "each run repeats one step, the interrupted one a few"
+
+
+def steps_in(sent: list[Sent]) -> int:
+    """Return the number of denoising steps that workers have reported."""
+    return sum(part == "progress" for each in sent if each.message == "Outputs" for part in each.parts)
 
 
 @pytest.mark.slow

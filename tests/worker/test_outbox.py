@@ -106,6 +106,35 @@ def test_a_turn_leaves_when_its_copies_are_done(setup: Setup) -> None:
     assert inline_array(setup.sent[0][1].items[0].ref).tolist() == [1.0, 2.0]
 
 
+def test_a_saved_state_delays_no_turn(setup: Setup) -> None:
+    halves = torch.tensor([1.0, float("nan"), -0.0]).to(torch.bfloat16)
+    setup.outbox.saved(7, "LLM:4/denoise", 8, {"latents": halves})
+    setup.outbox.walk_done(WalkDone(handle=7, run=1, rank=0))
+    setup.outbox.flush()
+    assert setup.kinds == [WalkDone] and setup.outbox.is_waiting and not setup.outbox.can_send
+    setup.finish()
+    assert setup.outbox.can_send
+    setup.outbox.flush()
+    assert setup.kinds == [WalkDone, Outputs] and not setup.outbox.is_waiting
+    ((saved,), items) = setup.sent[1][1].saved, setup.sent[1][1].items
+    assert (saved.handle, saved.place, saved.loop.iteration, items) == (7, "LLM:4/denoise", 8, [])
+    ref = saved.loop.values["latents"]
+    assert ref.dtype == "bfloat16" and ref.data == halves.view(torch.uint16).numpy().tobytes()
+
+
+def test_a_state_that_has_no_room_or_no_receiver_is_dropped_and_its_request_goes_on(setup: Setup) -> None:
+    setup.transport.is_full = True
+    setup.outbox.saved(7, "LLM:4/denoise", 8, {"latents": torch.ones(2)})
+    setup.finish()
+    setup.outbox.flush()
+    setup.transport.is_full, setup.transport.lends = False, True
+    setup.stalled = {"api"}
+    setup.outbox.saved(7, "LLM:4/denoise", 12, {"latents": torch.ones(2)})
+    setup.finish()
+    setup.outbox.flush()
+    assert setup.sent == [] and setup.transport.lent == [] and not setup.outbox.is_waiting
+
+
 def test_later_turns_wait_behind_one_that_copies(setup: Setup) -> None:
     setup.outbox.output(7, 0, "pcm", "audio", torch.ones(2), {})
     setup.outbox.flush()

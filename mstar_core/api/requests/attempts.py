@@ -22,7 +22,7 @@ from mstar_core.api.requests.limits import last_error, process_kind
 from mstar_core.api.requests.record import Attempt, AttemptRecord
 from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.errors import MstarError, WorkerLost
-from mstar_core.messages.flow import Drawn
+from mstar_core.messages.flow import Drawn, Saved
 from mstar_core.messages.requests import NewRequest, Resume
 
 FIRST: Final = 1
@@ -77,6 +77,12 @@ class Attempts:
             live.record.journal.add(message)
             if live.on_drawn is not None:
                 live.on_drawn(message)
+
+    def saved(self, message: Saved) -> None:
+        """Keep the state of a loop, whose tensors are inline. Those of earlier attempts are dropped."""
+        live = self.registry.get(message.handle)
+        if live is not None and live.record is not None:
+            live.record.saved.keep(message.place, message.loop)
 
     def lost(self, live: LiveRequest, process: str, cause: str, *, is_planned: bool = False) -> None:
         """Start the next attempt of a request after a death, or fail it if that was its last one.

@@ -12,10 +12,14 @@ import msgspec
 
 from mstar_core.api.output.units import Delivered
 from mstar_core.messages.flow import Drawn
-from mstar_core.messages.requests import NewRequest, Resume
+from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
+from mstar_core.messages.tensors import InlineTensor
 
 JOURNAL_BYTES: Final = 1 << 20
 """Most bytes of a journal: 262,144 ids."""
+
+SAVED_BYTES: Final = 8 << 20
+"""Most bytes of saved states of a request: they travel inside messages, whose limit is twice that."""
 
 INT32: Final = "i"
 
@@ -50,6 +54,28 @@ class Journal(msgspec.Struct, kw_only=True):
         return {place: array(INT32, bytes(ids)).tolist() for place, ids in self.places.items() if ids}
 
 
+class SavedLoops(msgspec.Struct, kw_only=True):
+    """Latest states of the loops of a request that save, with inline tensors.
+
+    places: states by place (see `Saved`), the oldest first.
+    """
+
+    places: dict[str, SavedLoop] = {}
+
+    def keep(self, place: str, state: SavedLoop, limit_bytes: int = SAVED_BYTES) -> None:
+        """Replace the state of a place. Beyond the limit the oldest places are dropped, and their loops begin anew."""
+        self.places.pop(place, None)
+        self.places[place] = state
+        while self.size_bytes > limit_bytes:
+            del self.places[next(iter(self.places))]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all states."""
+        values = (ref for state in self.places.values() for ref in state.values.values())
+        return sum(len(ref.data) for ref in values if isinstance(ref, InlineTensor))
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """One attempt. began: when it was sent to the conductor, monotonic.
 
@@ -79,6 +105,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     deadline: float
     delivered: Delivered
     journal: Journal = msgspec.field(default_factory=Journal)
+    saved: SavedLoops = msgspec.field(default_factory=SavedLoops)
     unresumable: str = ""
     attempts: list[Attempt] = []
 
@@ -96,5 +123,6 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
             ids=self.journal.ids(),
             delivered=dict(delivered.units),
             chunks={port: chunk for port, chunk in delivered.chunks.items() if chunk[0] > 0},
+            saved=dict(self.saved.places),
         )
         return msgspec.structs.replace(self.request, handle=handle, deadline_s=left_s, resume=resume)

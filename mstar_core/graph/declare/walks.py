@@ -103,7 +103,9 @@ class Loop:
 
     carry: output port -> input port of the next iteration. over: iterate once per chunk of the stream.
     stop: stop rule, tested on the starting value too. fused: the engine runs many iterations in one step. A fused body
-    is one node without a stream. outputs: edges of the last iteration's values.
+    is one node without a stream. outputs: edges of the last iteration's values. save_every: number of iterations after
+    which the carried values are saved, and they are saved before the last one; a request that goes on after a death
+    begins the loop there. 0: never.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Loop:
     stop: StopOn | StopWhen | None = None
     fused: bool = False
     outputs: tuple[Edge, ...] = ()
+    save_every: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", tuple(self.outputs))

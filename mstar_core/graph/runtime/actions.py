@@ -108,6 +108,14 @@ class Recall(NamedTuple):
     port: str
 
 
+class Save(NamedTuple):
+    """Save the carried values before an iteration, by input port, for a new attempt of the request."""
+
+    loop: int
+    iteration: int
+    values: dict[str, Ref]
+
+
 class Emit(NamedTuple):
     """Send a value to the client."""
 
@@ -154,5 +162,5 @@ class EndWalk(NamedTuple):
     counts: dict[str, int]
 
 
-Action = Fire | FireLoop | AskStop | Want | Hold | Recall | Emit | ToStream | Send | Free | EndWalk
+Action = Fire | FireLoop | AskStop | Want | Hold | Recall | Save | Emit | ToStream | Send | Free | EndWalk
 Actions = list[Action]

@@ -37,6 +37,11 @@ def source_at(walk: CompiledWalk, address: int, port: str) -> Source:
     return Source(Kind.VAR, address - tasks, port)
 
 
+def saved_input(loop: str, port: str) -> str:
+    """Return the name of the input that starts a carried port of a loop from a saved value. No port has a slash."""
+    return f"{loop}/{port}"
+
+
 def scope_of(walk: CompiledWalk, address: int, port: str, iteration: Iteration) -> tuple[int, Iteration]:
     """Return the frame of a received value or mark, and the path of its scope."""
     tasks = len(walk.tasks)

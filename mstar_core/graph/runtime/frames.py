@@ -49,7 +49,8 @@ class Scope:
 class LoopRun:
     """One run of a loop inside an open scope.
 
-    index: the last opened iteration. allowed: iterations up to this one may open. end: (iterations, reason).
+    first: the iteration that it begins with, 0 unless saved values start it. index: the last opened iteration.
+    allowed: iterations up to this one may open. end: (iterations, reason).
     values: for each carried port that this rank owns, the start of the next iteration. imports: values from outside.
     last: results of the last iteration. verdicts: iteration -> stop, keep or skip; -1 is the starting value.
     asked: an answer is due, from the stream or from the engine.
@@ -60,10 +61,11 @@ class LoopRun:
     limit: int | None
     owned: Sequence[bool]
     imports: list[Slot]
+    first: int = 0
     values: list[Slot] = field(init=False)
     last: list[Ref | None] = field(init=False)
-    index: int = -1
-    allowed: int = -1
+    index: int = field(init=False)
+    allowed: int = field(init=False)
     inner: Scope | None = None
     end: tuple[int, str] | None = None
     over: bool = False
@@ -73,6 +75,7 @@ class LoopRun:
     stream_ended: bool = False
 
     def __post_init__(self) -> None:
+        self.index = self.allowed = self.first - 1
         self.values = [PENDING] * len(self.loop.variables)
         self.last = [None] * len(self.loop.results)
 

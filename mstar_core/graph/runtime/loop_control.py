@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mstar_core.graph.compile.compiled import CompiledLoop, Kind, Source
 from mstar_core.graph.runtime.action_queue import ActionQueue
-from mstar_core.graph.runtime.actions import AskStop, Held, Key, Recall, Ref, RunInput, Send, Want
-from mstar_core.graph.runtime.addresses import END, GO, VERDICT
+from mstar_core.graph.runtime.actions import AskStop, Held, Key, Recall, Ref, RunInput, Save, Send, Want
+from mstar_core.graph.runtime.addresses import END, GO, VERDICT, saved_input
 from mstar_core.graph.runtime.frames import PENDING, LoopRun, Pending, Scope, Slot
 from mstar_core.graph.runtime.run_context import RunContext
 
@@ -20,12 +20,13 @@ class LoopControl:
     of the stop port judges: it tests the stop rule and sends its verdict to the leading rank.
     """
 
-    __slots__ = ("_given", "_limits", "_queue", "_share")
+    __slots__ = ("_firsts", "_given", "_limits", "_queue", "_share")
 
     def __init__(self, context: RunContext, queue: ActionQueue) -> None:
         self._share = context.share
         self._limits = context.limits
         self._given = context.given
+        self._firsts = context.firsts
         self._queue = queue
 
     # starting values
@@ -38,10 +39,12 @@ class LoopControl:
             PENDING if Source(Kind.IMPORT, loop.index, str(number)) in share.fanouts else None
             for number in range(len(loop.imports))
         ]
-        return LoopRun(loop, scope, self._limits[loop.index], owned, imports)
+        return LoopRun(loop, scope, self._limits[loop.index], owned, imports, self._firsts.get(loop.name, 0))
 
     def from_run(self, loop: CompiledLoop, number: int) -> Ref | None:
-        """Return the starting value of a carried port if it is an input of the Run, which every rank knows."""
+        """Return the starting value of a carried port if every rank knows it: an input of the Run, or a saved value."""
+        if loop.name in self._firsts:
+            return RunInput(saved_input(loop.name, loop.variables[number].port))
         start = loop.variables[number].start
         return RunInput(start.port) if start.kind is Kind.RUN and start.port in self._given else None
 
@@ -58,6 +61,19 @@ class LoopControl:
         for number, value in enumerate(run.values):
             if isinstance(value, Held):
                 run.values[number] = self.recall(run, number)
+
+    def save(self, run: LoopRun) -> None:
+        """Save the carried values before an iteration that opens, if its time has come and all of them are here."""
+        every, following = run.loop.loop.save_every, run.index
+        if not every or following == run.first or (following % every and following + 1 != run.limit):
+            return
+        values = {
+            variable.port: value
+            for variable, value in zip(run.loop.variables, run.values, strict=True)
+            if value is not None and not isinstance(value, Pending)
+        }
+        if len(values) == len(run.values):
+            self._queue.act(Save(run.loop.index, following, values))
 
     # the stop rule on the starting value
 

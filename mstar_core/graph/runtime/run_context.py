@@ -17,12 +17,16 @@ MaxIters = int | Mapping[str, int] | None
 
 
 class RunContext(NamedTuple):
-    """limits: maximum iterations of each loop. given: names of the Run's inputs. branches: see `branches_of`."""
+    """limits: maximum iterations of each loop. given: names of the Run's inputs. branches: see `branches_of`.
+
+    firsts: iteration that a loop begins with instead of 0, by its name.
+    """
 
     share: RankWalk
     limits: Sequence[int | None]
     given: frozenset[str]
     branches: Sequence[tuple[str, ...] | None]
+    firsts: Mapping[str, int]
 
 
 def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
@@ -51,6 +55,18 @@ def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
                 place=loop.name,
             )
     return [None if limit is None else max(limit, 0) for limit in limits]
+
+
+def first_iterations(walk: CompiledWalk, limits: Sequence[int | None], firsts: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the iterations that loops begin with, by name, of those that save and have iterations left."""
+    if not firsts:
+        return firsts
+    names = (
+        loop.name
+        for loop, limit in zip(walk.loops, limits, strict=True)
+        if loop.loop.save_every and 0 < firsts.get(loop.name, 0) and (limit is None or firsts[loop.name] < limit)
+    )
+    return {name: firsts[name] for name in names}
 
 
 def branches_of(walk: CompiledWalk, branches: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:

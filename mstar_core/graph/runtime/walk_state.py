@@ -7,6 +7,7 @@ everything that other ranks send to it has arrived, so values that cross ranks a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, Kind, Outlet, Source
@@ -18,17 +19,19 @@ from mstar_core.graph.runtime.addresses import address_of, scope_of, source_at
 from mstar_core.graph.runtime.engine_loops import EngineLoops
 from mstar_core.graph.runtime.frames import PENDING, LoopRun, Pending, Scope
 from mstar_core.graph.runtime.loop_control import LoopControl
-from mstar_core.graph.runtime.run_context import MaxIters, RunContext, branches_of, loop_limits
+from mstar_core.graph.runtime.run_context import MaxIters, RunContext, branches_of, first_iterations, loop_limits
 from mstar_core.graph.runtime.task_inputs import TaskInputs
 
 NOWHERE: Final = Fanout()
+NO_FIRSTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class WalkState:
     """One run of one walk on one rank. Owned by the worker; every event returns the actions that follow, in order.
 
-    max_iters, given (names of the Run's inputs) and branches are the Run's and equal on all ranks. WalkState moves
-    values and opens and closes scopes; its parts decide about the inputs of tasks and the iterations of loops.
+    max_iters, given (names of the Run's inputs), branches and firsts are the Run's and equal on all ranks. firsts: the
+    iterations that loops begin with, by name; the inputs named by `saved_input` are their starting values. WalkState
+    moves values and opens and closes scopes; its parts decide about the inputs of tasks and the iterations of loops.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class WalkState:
         max_iters: MaxIters = None,
         given: Collection[str] = (),
         branches: Iterable[str] = (MAIN,),
+        firsts: Mapping[str, int] = NO_FIRSTS,
     ) -> None:
         self.share = share
         self.walk = share.walk
@@ -44,7 +48,8 @@ class WalkState:
         self.given = frozenset(given)
         self.branches = branches_of(share.walk, tuple(branches))
         self.ended = False
-        context = RunContext(share, self.limits, self.given, self.branches)
+        begins = first_iterations(share.walk, self.limits, firsts)
+        context = RunContext(share, self.limits, self.given, self.branches, begins)
         self._queue = ActionQueue()
         self._tasks = TaskInputs(context, self._queue)
         self._control = LoopControl(context, self._queue)
@@ -193,7 +198,8 @@ class WalkState:
                 case "import":
                     self._give_import(scope.loops[index], number, ref)
                 case "start":
-                    self._give_start(scope.loops[index], number, ref)
+                    if not scope.loops[index].first:
+                        self._give_start(scope.loops[index], number, ref)
                 case "back":
                     self._queue.retain(ref)
                     scope.loop_run.values[number] = ref
@@ -226,7 +232,7 @@ class WalkState:
         self._queue.later(self._advance, run)
 
     def _give_start(self, run: LoopRun, number: int, ref: Ref | None) -> None:
-        if run.inner is not None and run.index == 0:
+        if run.inner is not None and run.index == run.first:
             scope = run.inner
             self._deliver(scope, Source(Kind.VAR, run.loop.index, run.loop.variables[number].port), ref)
             self._queue.later(self._finish_part, scope)
@@ -295,7 +301,7 @@ class WalkState:
     def _begin_loop(self, run: LoopRun) -> None:
         """Give a loop the starting values that do not come from the walk itself."""
         for number, variable in enumerate(run.loop.variables):
-            if run.owned[number] and variable.start.kind is Kind.RUN:
+            if run.owned[number] and (variable.start.kind is Kind.RUN or run.first):
                 known = self._control.from_run(run.loop, number)
                 recalled = self._control.recall(run, number) if known is None and not run.loop.runs_in_engine else None
                 self._give_start(run, number, known or recalled or Held(*variable.held))
@@ -305,7 +311,8 @@ class WalkState:
 
     def _enter_loop(self, scope: Scope, run: LoopRun) -> None:
         """Bring carried values, imports and the chunk into a new iteration."""
-        loop, first = run.loop, run.index == 0
+        loop, first = run.loop, run.index == run.first
+        self._control.save(run)
         for number, variable in enumerate(loop.variables):
             source = Source(Kind.VAR, loop.index, variable.port)
             known = self._control.from_run(loop, number) if first else None

@@ -11,6 +11,7 @@ from mstar_core.graph import GraphEdge
 from mstar_core.graph.check.graph_check import check_graph
 from mstar_core.graph.declare.walks import edges_of
 from mstar_core.plugin.check.dry_run import WalkInputs, dry_run
+from mstar_core.plugin.check.saving_check import saving_problems
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, MODALITY_NAMES, ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES
@@ -139,6 +140,8 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
     names = frozenset(item.name for item in param_specs(spec.params))
     partitions = {partition.name: partition.walks for partition in spec.partitions}
     errors: list[MstarError] = list(check_graph(spec.nodes, spec.streams, partitions, names))
+    for walks in partitions.values():
+        errors += (problem for name, walk in walks.items() for problem in saving_problems(name, walk))
     emitted = {edge.modality: place for edge, place in _client_edges(spec)}
     kinds = [modality.kind for modality in spec.outputs]
     for modality, place in emitted.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +13,15 @@ from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
 from mstar_core.graph.declare.walks import StopOn, StopWhen
 from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
+from mstar_core.graph.runtime.addresses import saved_input
 from mstar_core.worker.state.request import ActiveRun, WorkerRequest, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compile.compiled import CompiledTask
+    from mstar_core.graph.compile.compiled import CompiledTask, CompiledWalk
+    from mstar_core.messages.requests import SavedLoop
+    from mstar_core.messages.tensors import TensorRef
 
 
 Number = float | int | bool
@@ -131,6 +134,23 @@ def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:
     if value is None:
         raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from its last value", node=node)
     return value
+
+
+def saved_starts(
+    walk: CompiledWalk, saved: Mapping[str, SavedLoop], read: Callable[[TensorRef], Tensor]
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the inputs that start loops from saved states, and the iterations that these begin with, by loop.
+
+    A state of other ports than those that the loop carries is left out.
+    """
+    inputs: dict[str, Tensor] = {}
+    firsts: dict[str, int] = {}
+    for loop in walk.loops if saved else ():
+        state = saved.get(loop.name)
+        if state is not None and state.values.keys() == {variable.port for variable in loop.variables}:
+            inputs |= {saved_input(loop.name, port): read(ref) for port, ref in state.values.items()}
+            firsts[loop.name] = state.iteration
+    return inputs, firsts
 
 
 def described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
