@@ -14,6 +14,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.graph_view import graph_of
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.wait_spin import wait_spin_s
+from mstar_core.messages.requests import Reconcile
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.plugin.loader import bound_model
@@ -56,7 +57,8 @@ class ConductorLoop:
                 elif self._life.accepts(item):
                     for message in self._life.receive(item):
                         self._has_news = True
-                        self._spin.rouse()
+                        if not isinstance(message, Reconcile):  # comes without any request, too
+                            self._spin.rouse()
                         self._conductor.on(message)
         log.info("conductor ends: %s", self._life.stop_reason)
 

@@ -32,7 +32,7 @@ def spin_then_block(
 
 @dataclass(slots=True)
 class Spin:
-    """Spin window of one process. span_s: its length; 0 disables spinning. Heartbeats do not restart it."""
+    """Spin window of one process. span_s: its length; 0: no spinning. Heartbeats and `Reconcile` do not restart it."""
 
     span_s: float = 0.0
     clock: Callable[[], float] = time.monotonic

@@ -158,8 +158,9 @@ class Worker:
                 continue
             for message in self.life.receive(item):
                 self.report.has_news = True
-                self.quiet_since = time.monotonic()
-                self.spin.rouse()
+                if not isinstance(message, Reconcile):  # comes without any request, too
+                    self.quiet_since = time.monotonic()
+                    self.spin.rouse()
                 self.handle(item.sender, message)
         return len(items)
 
