@@ -16,7 +16,7 @@ from sanic.handlers import ErrorHandler
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import MethodNotAllowed, PeerError, SlowUpload, reply_of, unsupported_endpoint
-from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
+from mstar_core.api.exchange import DETACH, Exchange, new_exchange, take_header_id
 from mstar_core.api.http.access import check_browser, check_key, check_metrics_key, preflight_headers
 from mstar_core.api.http.connection import HEAD_S, InvalidHead
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
@@ -99,6 +99,8 @@ def _unsupported(path: str, mapped: list[str]) -> Handler:
 def _add(app: Sanic[Any, Any], service: Service, route: HttpRoute, handler: Handler) -> None:
     async def handle(request: Request, **_: str) -> HTTPResponse | None:
         exchange = new_exchange(service, request, route.name, is_native=route.is_native)
+        if route.reads_body and exchange.header(DETACH) is not None:
+            return await _detachable(exchange, route, handler)
         return await _guarded(exchange, route, handler)
 
     async def preflight(request: Request, **_: str) -> HTTPResponse:
@@ -112,6 +114,19 @@ def _add(app: Sanic[Any, Any], service: Service, route: HttpRoute, handler: Hand
     app.add_route(handle, route.path, methods=[route.method, *reads], name=route.name, stream=True)
     if service.deployment.api.cors_origins:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
+
+
+async def _detachable(exchange: Exchange, route: HttpRoute, handler: Handler) -> HTTPResponse | None:
+    """Run a handler in a task of its own, which goes on when the connection is closed if its events are kept."""
+    task = asyncio.create_task(_guarded(exchange, route, handler))
+    exchange.service.detachable.add(task)
+    task.add_done_callback(exchange.service.detachable.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not exchange.leave():
+            task.cancel()
+        raise
 
 
 async def _guarded(exchange: Exchange, route: HttpRoute, handler: Handler) -> HTTPResponse | None:
@@ -149,6 +164,7 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
         log.exception("a handler failed")
         return _failed(exchange, error)
     finally:
+        exchange.events.end()
         exchange.flush()  # Sanic ends a body that the handler did not end
         if exchange.delivery is not None and exchange.delivery.is_behind:
             exchange.abort()  # the replay of a request ended before the response that the client has
@@ -166,6 +182,8 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
             "a request failed: %s", error.title, extra={"facts": {"detail": error.detail, "id": exchange.request_id}}
         )
     exchange.service.count_refusal(reply, error)
+    if not exchange.has_begun:
+        exchange.keep_failure(reply)
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
             exchange.abort(

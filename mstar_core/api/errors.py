@@ -55,6 +55,13 @@ class SlowUpload(RequestError):
     code = "slow_upload"
 
 
+class EventsGone(RequestError):
+    """Events of a request that are no longer kept."""
+
+    status = 410
+    code = "events_gone"
+
+
 class UnsupportedType(RequestError):
     """An unsupported body type or media type."""
 

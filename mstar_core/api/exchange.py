@@ -6,30 +6,36 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 from sanic import Request
-from sanic.exceptions import BadRequest, PayloadTooLarge
+from sanic.exceptions import BadRequest, PayloadTooLarge, RequestCancelled
 from sanic.response import HTTPResponse
 
-from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.errors import ErrorReply, Stalled, reply_of
 from mstar_core.api.handover.delivery import Delivery
 from mstar_core.api.handover.keeper import RESET
 from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.http.access import cors_headers
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, read_pieces, too_slow
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
+from mstar_core.api.output.kept_events import EVENTS, Event, EventLog
+from mstar_core.api.output.line_formats import BINARY, FRAMES, LINES, error_line, pieces
 from mstar_core.api.requests.registry import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import MstarError, RequestError, TooLarge
+from mstar_core.plugin.params import parse_bool
 from mstar_core.process.logs import REQUEST_ID, request_scope
 
 JSON = "application/json; charset=utf-8"
+DETACH: Final = "x-mstar-detach"
+"""Header of a request that goes on without its connection."""
+
 PART_BYTES = 1 << 20
 """Size limit of one write. The transport copies whatever the socket does not accept, which blocks other streams."""
 
@@ -43,7 +49,8 @@ class Exchange:
     trace_id: sent by the client, otherwise new. is_native: error bodies include the older key. has_begun: the first
     byte of the response was sent. message: the sentence of a failure, as the client gets it. held_bytes: bytes of the
     body reserved in the memory budget. created: seconds since the epoch. delivery: what the response holds so far, None
-    if the connection ends with this process.
+    if the connection ends with this process. events: numbers the events of a streamed response. is_left: the client has
+    gone, and the request goes on.
     """
 
     service: Service
@@ -58,6 +65,8 @@ class Exchange:
     started: float = 0.0
     created: float = 0.0
     delivery: Delivery | None = None
+    events: EventLog = field(default_factory=EventLog)
+    is_left: bool = False
     status: int = 200
     code: str = "ok"
     message: str = ""
@@ -130,6 +139,40 @@ class Exchange:
         }
         return {**fixed, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
 
+    def keep_events(self, content_type: str | None) -> None:
+        """Keep the events of this request if its client asked for that, so that it outlives its connection.
+
+        content_type: of the events; None for a response of another kind. Raises RequestError, Duplicate.
+        """
+        value, kept = self.header(DETACH), self.service.kept_events
+        is_kept = False if value is None else parse_bool(value)
+        if is_kept is None:
+            raise RequestError("X-Mstar-Detach must be true or false", field="X-Mstar-Detach", allowed="true, false")
+        if not is_kept:
+            kept.forget(self.request_id, self.key)
+        elif content_type is None:
+            hint = "stream lines, frames or server-sent events, or omit the header"
+            raise RequestError("X-Mstar-Detach needs a response of events", hint=hint, field="X-Mstar-Detach")
+        else:
+            kept.open(self.request_id, self.key, self.events, content_type)
+
+    def leave(self) -> bool:
+        """Go on without the client, whose connection is closed. Returns False if the request ends with it."""
+        if self.events.is_kept:
+            self.is_left, self._body = True, None
+        return self.is_left
+
+    def keep_failure(self, reply: ErrorReply) -> None:
+        """Keep the error of a request that failed before its first event."""
+        if self.events.is_kept:
+            self.events.add([failed_event(self.events.content_type, reply, self.request_id)])
+
+    async def send(self, events: Iterable[Event], content_type: str, limit_s: float | None = None) -> None:
+        """Number and send events of a streamed response. Raises as `write`."""
+        is_replay = self.delivery is not None and self.delivery.is_replay
+        for data in pieces(self.events.add(events, is_replay=is_replay)):
+            await self.write(data, content_type, limit_s)
+
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
         """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""
         if len(data) <= PART_BYTES:
@@ -140,8 +183,18 @@ class Exchange:
             await self._write(whole[start : start + PART_BYTES], content_type, limit_s)
 
     async def _write(self, data: bytes | memoryview, content_type: str, limit_s: float | None) -> None:
-        if self._body is None or not data or not self._body.write(data):
-            await self._send(bytes(data), content_type, limit_s)
+        transport: Any = self.request.transport
+        if transport is None or transport.is_closing():
+            self.leave()
+        if self.is_left:
+            self.has_begun = True
+            return
+        try:
+            if self._body is None or not data or not self._body.write(data):
+                await self._send(bytes(data), content_type, limit_s)
+        except RequestCancelled:
+            if not self.leave():
+                raise
         if len(data) >= LARGE_BYTES:
             await asyncio.sleep(0)  # a write that never waits would starve other streams
 
@@ -156,14 +209,23 @@ class Exchange:
             async with asyncio.timeout(stall_s if limit_s is None else min(stall_s, max(0.001, limit_s))):
                 await self._stream.send(data)
         except TimeoutError:
+            if self.leave():
+                self.abort(drops=True)
+                return
             raise Stalled("the client does not read the response", hint=f"nothing was read for {stall_s:g} s") from None
         if is_head:
             self._body = ChunkedBody.begun(self.request, self.service.burst)
 
     async def end(self) -> None:
         """End a streamed response."""
+        if self.is_left:
+            return
         self.flush()
-        await self._stream.eof()
+        try:
+            await self._stream.eof()
+        except RequestCancelled:
+            if not self.leave():
+                raise
 
     def flush(self) -> None:
         """Write parts that are scheduled for the next loop iteration."""
@@ -221,6 +283,14 @@ class Exchange:
             raise too_slow()
         await self.read()  # Sanic requires that the end is read
         return body.data
+
+    def end_with_process(self) -> None:
+        """Let the connection end with this process, because no other one can repeat the response."""
+        transport: Any = self.request.transport
+        connection: Any = transport.get_protocol() if transport is not None else None
+        if connection is not None and connection.kept is not None:
+            connection.kept.release()
+            self.delivery = None
 
     def note(self, request_id: str, code: str, status: int, total_s: float, *, is_work: bool = True) -> None:
         """Count and log an answer. is_work: that of an inference request."""
@@ -292,7 +362,9 @@ def _record(exchange: Exchange, transport: RecordedTransport) -> None:
         exchange.started, exchange.created = record.started, record.created
     else:
         recording.begin(exchange.request_id, exchange.trace_id, exchange.started, exchange.created)
-    exchange.delivery = Delivery(transport, exchange.flush, lambda: exchange.pending_bytes, is_continued)
+    exchange.delivery = Delivery(
+        transport, exchange.flush, lambda: exchange.pending_bytes, exchange.events, is_continued
+    )
 
 
 def take_header_id(exchange: Exchange) -> None:
@@ -302,21 +374,27 @@ def take_header_id(exchange: Exchange) -> None:
         exchange.request_id = check_request_id(str(value), "X-Request-ID")
 
 
-EVENTS: Final = "text/event-stream; charset=utf-8"
 PING: Final = b": ping\n\n"
 """Comment that keeps the connection alive between outputs."""
 
-DONE: Final = b"data: [DONE]\n\n"
+DONE: Final = (b"data: [DONE]\n\n",)
 
 
-def event(body: Any) -> bytes:
+def event(body: Any) -> tuple[bytes]:
     """Encode an event."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    return (b"data: " + msgspec.json.encode(body) + b"\n\n",)
+
+
+def failed_event(content_type: str, reply: ErrorReply, request_id: str) -> Event:
+    """Return the event that ends a failed stream of a content type."""
+    if content_type == EVENTS:
+        return event(reply.body)
+    return (error_line(BINARY if content_type == FRAMES else LINES, reply, request_id),)
 
 
 @asynccontextmanager
-async def streaming(exchange: Exchange, last: Callable[[MstarError], bytes] | None = None) -> AsyncIterator[None]:
-    """End the streamed body that the block writes. If it fails after its start, send `last`, by default an error event.
+async def streaming(exchange: Exchange, content_type: str = EVENTS) -> AsyncIterator[None]:
+    """End the streamed body that the block writes. If it fails after its start, send an error event.
 
     A client that does not read gets no error; its connection is aborted.
     """
@@ -326,8 +404,8 @@ async def streaming(exchange: Exchange, last: Callable[[MstarError], bytes] | No
         if exchange.has_begun and error.code == "stalled":
             exchange.abort(drops=True)
         elif exchange.has_begun:
-            data = last(error) if last is not None else event(reply_of(error, exchange.request_id).body)
-            await exchange.write(data, "")
+            last = failed_event(content_type, reply_of(error, exchange.request_id), exchange.request_id)
+            await exchange.send([last], content_type)
             await exchange.end()
         raise
     await exchange.end()

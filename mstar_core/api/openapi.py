@@ -62,6 +62,7 @@ COMMON: Final[Mapping[str, Json]] = {
 HEADERS: Final = (
     ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id"),
     ("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "seconds to the deadline"),
+    ("X-Mstar-Detach", {"type": "boolean"}, "whether a streamed request goes on when its connection is closed"),
     ("X-Period-Ms", {"type": "number", "minimum": MIN_PERIOD_MS}, "as `period_ms`"),
     ("X-Skipped-Ticks", {"type": "integer", "minimum": 0}, "as `skipped_ticks`"),
 )
@@ -125,6 +126,9 @@ def _operation(route: HttpRoute, schemas: Mapping[str, Json]) -> Json:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in ([] if "<" not in route.path else ["name"])
+    ]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": dict(schema)} for name, schema in route.query.items()
     ]
     if route.body is not None:
         parameters += [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from sanic.response import HTTPResponse
@@ -32,7 +32,7 @@ from mstar_core.api.routes.deployment import (
 )
 from mstar_core.api.routes.generate import generate
 from mstar_core.api.routes.images import image, image_edit
-from mstar_core.api.routes.request_state import cancel, request_state
+from mstar_core.api.routes.request_state import cancel, events, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
 from mstar_core.api.routes.speech import speech
@@ -77,8 +77,8 @@ class HttpRoute:
     is_console: absent with `--no-console`. is_hidden: absent from the API description.
 
     body: type of the request body, sent as one of the content types in `takes`. files: upload fields, and whether each
-    may be repeated. answer: type of the JSON response. gives: other content types of responses. errors: possible error
-    statuses.
+    may be repeated. answer: type of the JSON response. gives: other content types of responses. query: schemas of the
+    parameters in the query. errors: possible error statuses.
     """
 
     method: str
@@ -98,6 +98,7 @@ class HttpRoute:
     files: Mapping[str, bool] = field(default_factory=dict)
     answer: Struct | None = None
     gives: tuple[str, ...] = ()
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     errors: tuple[int, ...] = (401,)
 
 
@@ -255,6 +256,16 @@ ROUTES: Final = (
         answer=RequestState,
         summary="State or outcome of a request",
         errors=(401, 404),
+    ),
+    HttpRoute(
+        method="GET",
+        path="/v1/requests/<name:str>/events",
+        handler=events,
+        name="events",
+        gives=(EVENTS, "application/x-ndjson", "application/x-mstar-frames"),
+        summary="Events of a request with `X-Mstar-Detach`, after a number",
+        query={"after": {"type": "integer", "minimum": 0, "default": 0}},
+        errors=(400, 401, 404, 410),
     ),
     HttpRoute(
         method="POST",

@@ -21,6 +21,7 @@ from mstar_core.api.handover.delivery import Delivery, UnitGate
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
+from mstar_core.api.output.kept_events import KeptEvents
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
 from mstar_core.api.output.units import OutputItem
@@ -240,6 +241,8 @@ class Service:
         self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
+        self.kept_events = KeptEvents()
+        self.detachable: set[asyncio.Task[Any]] = set()  # handlers of requests that may outlive their connection
         self.burst = WriteBatch()
         self.telemetry = RequestTelemetry(clock, self._why_waiting)
         self.telemetry.on_end = metrics.ended

@@ -16,6 +16,7 @@ import msgspec
 
 from mstar_core.api.handover.recording import Units
 from mstar_core.api.handover.transport import RecordedTransport
+from mstar_core.api.output.kept_events import EventLog
 from mstar_core.api.output.units import OutputItem, ids_or_samples
 from mstar_core.api.requests.record import Journal
 from mstar_core.messages.flow import Drawn
@@ -99,7 +100,8 @@ class Delivery:
     """Outputs in the response of one request. Its items are numbered; most requests have one.
 
     Without a replay it only takes notes. is_continued: another process has begun the request. flush: writes the parts
-    of the response that wait for the next iteration of the loop. pending: size of these parts.
+    of the response that wait for the next iteration of the loop. pending: size of these parts. events: numbers the
+    events of the response.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Delivery:
         transport: RecordedTransport,
         flush: Callable[[], None],
         pending: Callable[[], int],
+        events: EventLog | None = None,
         is_continued: bool = False,
     ) -> None:
         self.is_continued = is_continued
@@ -114,6 +117,7 @@ class Delivery:
         self._recording = transport.recording
         self._flush = flush
         self._pending = pending
+        self._events = events if events is not None else EventLog()
         self._units: list[Units] = []
         self._targets: list[Units] = []
         self._torn: list[Units] = []
@@ -157,6 +161,11 @@ class Delivery:
         return journal
 
     @property
+    def is_replay(self) -> bool:
+        """Whether what is written now is dropped, because the client has got it from another process."""
+        return self._transport.is_muted
+
+    @property
     def is_behind(self) -> bool:
         """Whether the client has more than this process has produced."""
         return self._transport.is_muted or self._transport.is_skipping
@@ -197,12 +206,13 @@ class Delivery:
             self._check_caught_up()
             return
         self._whole.set()
-        self._recording.mark(self._recording.record.total + self._pending(), list(self._units))
+        self._recording.mark(self._recording.record.total + self._pending(), list(self._units), self._events.count)
 
     def fail(self) -> None:
         """Pass what follows, because the replay cannot catch up and the response ends with an error."""
         if self._transport.is_muted:
             self._flush()
+            self._events.restart(self._recording.record.events)
             self._transport.unmute()
         self._caught_up.set()
         self._whole.set()
@@ -212,6 +222,7 @@ class Delivery:
             return
         self._flush()  # what was produced so far is dropped
         record = self._recording.record
+        self._events.restart(record.events)
         self._transport.unmute(record.total - record.mark)
         self._caught_up.set()
         log.info("the response goes on", extra={"facts": {"bytes": record.total - record.start}})

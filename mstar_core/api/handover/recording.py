@@ -53,9 +53,9 @@ class Record(msgspec.Struct, array_like=True):
     response area, -1 if some bytes did not fit. request_bytes: in the request area, -1 if they did not fit. is_active:
     a request is being handled, with this id, trace id, start (monotonic) and time of creation; its response begins at
     `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
-    request; next_units: those at the end of what is being written behind it. is_closing: the connection ends after
-    these bytes. adoptions: number of processes that continued the request. firsts: monotonic times of the first output
-    and the first sound of a request with one item, 0.0 before them.
+    request; events: number of the last event there; next_units: units at the end of what is being written behind it.
+    is_closing: the connection ends after these bytes. adoptions: number of processes that continued the request.
+    firsts: monotonic times of the first output and the first sound of a request with one item, 0.0 before them.
     """
 
     base: int = 0
@@ -74,6 +74,7 @@ class Record(msgspec.Struct, array_like=True):
     units: list[Units] = []
     next_units: list[Units] = []
     firsts: tuple[float, float] = (0.0, 0.0)
+    events: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -89,7 +90,7 @@ class ConnectionRecording:
         self._memory = mmap.mmap(fd, _SIZE)
         self._valid = 0
         self._ending: int | None = None
-        self._marks: list[tuple[int, list[Units]]] = []
+        self._marks: list[tuple[int, list[Units], int]] = []
         self._drawn_end = 0
 
     @classmethod
@@ -159,7 +160,7 @@ class ConnectionRecording:
         record.is_active, record.request_id, record.trace_id = True, request_id, trace_id
         record.started, record.created = started, created
         record.start = record.mark = record.total
-        record.units, record.next_units, record.firsts = [], [], (0.0, 0.0)
+        record.units, record.next_units, record.firsts, record.events = [], [], (0.0, 0.0), 0
         self._marks.clear()
         self._forget_drawn()
         self._commit()
@@ -199,15 +200,18 @@ class ConnectionRecording:
 
     # response
 
-    def mark(self, position: int, units: list[Units]) -> None:
-        """Note that the response holds exactly these units at a position, which may still have to be written."""
+    def mark(self, position: int, units: list[Units], events: int = 0) -> None:
+        """Note that the response holds exactly these units, in so many events, at a position.
+
+        The bytes before it may still have to be written.
+        """
         if self._memory.closed:
             return
         if position > self.record.total:
-            self._marks.append((position, units))
+            self._marks.append((position, units, events))
         else:
             self._marks.clear()
-            self.record.mark, self.record.units = position, units
+            self.record.mark, self.record.units, self.record.events = position, units, events
             if position > self.record.start:  # a response that has not begun is not continued but made again
                 self._commit()
 
@@ -235,7 +239,7 @@ class ConnectionRecording:
                 offset += len(part)
         record.total += size
         while self._marks and self._marks[0][0] <= record.total:
-            record.mark, record.units = self._marks.pop(0)
+            record.mark, record.units, record.events = self._marks.pop(0)
         if self._ending is not None:
             self._end_request(self._ending)
         self._commit()

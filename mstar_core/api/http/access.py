@@ -15,7 +15,8 @@ from mstar_core.config.resolved import ApiConfig
 METHODS: Final = "GET, POST, OPTIONS"
 EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
 ASKABLE: Final = (
-    "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, X-Period-Ms, X-Skipped-Ticks, traceparent"
+    "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, X-Period-Ms, X-Skipped-Ticks, X-Mstar-Detach, "
+    "Last-Event-ID, traceparent"
 )
 MAX_AGE_S: Final = 600
 SAFE: Final = ("GET", "HEAD", "OPTIONS")

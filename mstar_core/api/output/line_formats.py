@@ -54,16 +54,16 @@ BINARY: Final = LineFormat(FRAMES, b"")
 """Binary frames: u32 header length, u64 payload length (little endian), JSON header, payload."""
 
 
-def chunk_lines(form: LineFormat, chunks: Sequence[EncodedChunk]) -> Iterator[Data]:
-    """Yield the lines of some chunks as buffers; chunks over the limit of a line are split into parts."""
+def chunk_lines(form: LineFormat, chunks: Sequence[EncodedChunk]) -> Iterator[tuple[Data, ...]]:
+    """Yield the lines of some chunks, each as buffers; chunks over the limit of a line are split into parts."""
     for chunk in chunks:
         if len(chunk.data) <= LINE_BYTES:
-            yield from form.buffers(chunk.modality, chunk.data, chunk.metadata)
+            yield form.buffers(chunk.modality, chunk.data, chunk.metadata)
             continue
         parts = -(-len(chunk.data) // LINE_BYTES)
         for part in range(parts):
             piece = memoryview(chunk.data)[part * LINE_BYTES : (part + 1) * LINE_BYTES]
-            yield from form.buffers(chunk.modality, piece, {**chunk.metadata, "part": part, "parts": parts})
+            yield form.buffers(chunk.modality, piece, {**chunk.metadata, "part": part, "parts": parts})
 
 
 def error_line(form: LineFormat, reply: ErrorReply, request_id: str) -> bytes:

@@ -7,9 +7,10 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import EVENTS, PING, Exchange, streaming
+from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
+from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, check_outputs
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
@@ -32,6 +33,7 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
     frame = ChatFrame(
         request_id=exchange.request_id, created=int(exchange.created), model=service.deployment.name, seed=call.seed
     )
+    exchange.keep_events(EVENTS if body.stream else None)
     async with open_group(exchange, call, count) as group:
         if not body.stream:
             return await _whole(exchange, group, frame, form)
@@ -105,7 +107,9 @@ async def _stream(exchange: Exchange, group: Group, events: ChatEvents) -> None:
     outputs = group.calls[0].outputs
     async with streaming(exchange):
         async for piece in group.pieces():
-            data = PING if piece is None else events.of(piece, outputs, group)
             exchange.warn(group.warnings)
-            await exchange.write(data, EVENTS, group.left_s)
-        await exchange.write(events.end(group), EVENTS)
+            if piece is None:
+                await exchange.write(PING, EVENTS, group.left_s)
+            else:
+                await exchange.send(events.of(piece, outputs, group), EVENTS, group.left_s)
+        await exchange.send(events.end(group), EVENTS)

@@ -13,6 +13,7 @@ import msgspec
 from mstar_core.api.exchange import DONE, event
 from mstar_core.api.group import Group, GroupPart
 from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
+from mstar_core.api.output.kept_events import Event
 from mstar_core.api.schema import (
     AnswerAudio,
     AnswerMessage,
@@ -109,9 +110,9 @@ class ChatEvents:
         self._begun: set[int] = set()
         self._spoken: dict[int, list[str]] = {}
 
-    def of(self, piece: GroupPart, outputs: Sequence[str], group: Group) -> bytes:
+    def of(self, piece: GroupPart, outputs: Sequence[str], group: Group) -> list[Event]:
         """Return the events of one part; the first event of a choice has its role."""
-        events = []
+        events: list[Event] = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             events.append(self._chunk(piece.index, Delta(role="assistant", content="")))
@@ -128,11 +129,11 @@ class ChatEvents:
                 )
                 events.append(self._chunk(piece.index, Delta(audio=audio)))
             events.append(self._chunk(piece.index, Delta(), reason_of(group, piece.index)))
-        return b"".join(events)
+        return events
 
-    def end(self, group: Group) -> bytes:
+    def end(self, group: Group) -> list[Event]:
         """Return the final events of a successful stream."""
-        return (event(self._body([], usage_of(group))) if self._is_counted else b"") + DONE
+        return [*((event(self._body([], usage_of(group))),) if self._is_counted else ()), DONE]
 
     def _delta(self, index: int, chunk: EncodedChunk) -> Delta | None:
         match chunk.modality:
@@ -148,7 +149,7 @@ class ChatEvents:
             case _:
                 return None
 
-    def _chunk(self, index: int, delta: Delta, reason: Reason | None = None) -> bytes:
+    def _chunk(self, index: int, delta: Delta, reason: Reason | None = None) -> Event:
         return event(self._body([ChunkChoice(index=index, delta=delta, finish_reason=reason)], None))
 
     def _body(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:

@@ -13,8 +13,9 @@ from mstar_core.api.console.assets import HEADERS, asset
 from mstar_core.api.console.neighbours import neighbours
 from mstar_core.api.console.supervisor_view import live_frames, request_trace
 from mstar_core.api.errors import Forbidden
-from mstar_core.api.exchange import EVENTS, Exchange, event
+from mstar_core.api.exchange import Exchange, event
 from mstar_core.api.http.access import check_key, host_name, is_local_name
+from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.routes.request_state import unknown
 from mstar_core.api.routes.robot_policy import robot_policy
 from mstar_core.errors import Unavailable
@@ -59,7 +60,7 @@ async def live(exchange: Exchange) -> None:
     try:
         async with aclosing(live_frames(service.deployment.run_dir, LIVE_HZ)) as frames:
             async for frame in frames:
-                await exchange.write(event(frame), EVENTS)
+                await exchange.send([event(frame)], EVENTS)
     finally:
         service.live_views -= 1
     await exchange.end()

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange, streaming
 from mstar_core.api.http.body import Form, UploadedFile, check_size, read_form
 from mstar_core.api.http.strict_json import parse_object
@@ -18,9 +17,7 @@ from mstar_core.api.output.line_formats import (
     LINES,
     LineFormat,
     chunk_lines,
-    error_line,
     joined_chunks,
-    pieces,
     whole_outputs,
 )
 from mstar_core.api.output.usage import native_usage
@@ -29,7 +26,7 @@ from mstar_core.api.parse.params import ParsedRequest, check_order, check_output
 from mstar_core.api.routes.fields import check_name, rules_of
 from mstar_core.api.schema import GenerateRequest
 from mstar_core.api.service import Completion, Session
-from mstar_core.errors import MstarError, RequestError, TooLarge
+from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin.params import parse_bool
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
@@ -54,6 +51,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     exchange.take_body_id(form.fields.get("request_id"))
     options = _options_of(exchange, form)
     call = await _call(exchange, form)
+    exchange.keep_events(options.form.content_type if options.is_streamed else None)
     if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
         call = dataclasses.replace(call, outputs=(*call.outputs, *(kind for kind, is_made in told if is_made)))
@@ -156,7 +154,8 @@ async def _whole(exchange: Exchange, session: Session, options: GenerateOptions)
     done = session.done()
     exchange.warn(done.warnings)
     if options.form.content_type == FRAMES:
-        lines = [*chunk_lines(options.form, joined_chunks(chunks)), _done_line(session, done, options.form)]
+        lines = [buffer for line in chunk_lines(options.form, joined_chunks(chunks)) for buffer in line]
+        lines = [*lines, _done_line(session, done, options.form)]
         return exchange.whole(b"".join([_start_line(exchange, session, options.form), *lines]), FRAMES)
     body = {
         "request_id": exchange.request_id,
@@ -172,19 +171,20 @@ async def _whole(exchange: Exchange, session: Session, options: GenerateOptions)
 async def _stream(exchange: Exchange, session: Session, options: GenerateOptions) -> None:
     form = options.form
 
-    def failed(error: MstarError) -> bytes:
-        return error_line(form, reply_of(error, exchange.request_id), exchange.request_id)
-
-    async with streaming(exchange, failed):
+    async with streaming(exchange, form.content_type):
         if options.is_full:
-            await exchange.write(_start_line(exchange, session, form), form.content_type)
+            await exchange.send([(_start_line(exchange, session, form),)], form.content_type)
         async for chunks in session.chunks():
-            for data in pieces(chunk_lines(form, chunks)) if chunks else (form.keepalive,):
-                if data:
-                    await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
+            left_s = session.live.deadline - exchange.service.clock()
+            if chunks:
+                await exchange.send(chunk_lines(form, chunks), form.content_type, left_s)
+            elif form.keepalive:
+                await exchange.write(form.keepalive, form.content_type, left_s)
         done = session.done()
-        last = _done_line(session, done, form) if options.is_full else b""
-        await exchange.write(last, form.content_type)
+        if options.is_full:
+            await exchange.send([(_done_line(session, done, form),)], form.content_type)
+        else:
+            await exchange.write(b"", form.content_type)
 
 
 def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes:

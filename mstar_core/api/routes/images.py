@@ -11,10 +11,11 @@ import msgspec
 from msgspec import UNSET
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import EVENTS, PING, Exchange, event, streaming
+from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.group import Group, GroupPart, open_group
 from mstar_core.api.http.body import UploadedFile, check_size
 from mstar_core.api.output.encode import EncodedChunk
+from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
 from mstar_core.api.routes.fields import (
@@ -53,6 +54,7 @@ async def _generate(
 ) -> HTTPResponse | None:
     count = check_count(exchange, body.n)
     call = _call(exchange, body, rest, media)
+    exchange.keep_events(EVENTS if body.stream else None)
     async with open_group(exchange, call, count) as group:
         if body.stream:
             await _stream(exchange, body, group)
@@ -163,10 +165,10 @@ async def _stream(exchange: Exchange, body: ImageRequest, group: Group) -> None:
                 told = await _event(exchange, body, f"{kind}.partial_image", piece.index, chunk)
                 told.partial_image_index = sum(each.modality == PARTIAL_IMAGE for each in chunks[piece.index])
                 chunks[piece.index].append(chunk)
-                await exchange.write(event(told), EVENTS, group.left_s)
+                await exchange.send([event(told)], EVENTS, group.left_s)
             if piece.done is not None:
                 last = await _completed(exchange, body, f"{kind}.completed", group, piece, chunks[piece.index])
-                await exchange.write(event(last), EVENTS, group.left_s)
+                await exchange.send([event(last)], EVENTS, group.left_s)
 
 
 async def _completed(

@@ -1,14 +1,19 @@
-"""GET /v1/requests/{id} and POST /v1/requests/{id}/cancel: state and cancellation of requests."""
+"""GET /v1/requests/{id}, its events, and POST /v1/requests/{id}/cancel: requests by their ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import Exchange
+from mstar_core.api.exchange import PING, Exchange
+from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.output.line_formats import LINES, NDJSON, pieces
 from mstar_core.api.requests.registry import LiveRequest, ReceivingRequest
-from mstar_core.errors import NotFound
+from mstar_core.errors import MstarError, NotFound, RequestError
+
+MOST_DIGITS: Final = 15
 
 
 async def request_state(exchange: Exchange) -> HTTPResponse:
@@ -30,6 +35,42 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
     if outcome is None:
         raise unknown()
     return exchange.json(outcome)
+
+
+async def events(exchange: Exchange) -> None:
+    """Stream the events of a request behind a number, and those that follow, as the request's own response has them."""
+    name, after = exchange.path_name, _after(exchange)
+    log = exchange.service.kept_events.find(name, exchange.key)
+    if log is None:
+        raise NotFound(
+            "no events of this request are kept",
+            hint="they are kept for requests with the header X-Mstar-Detach, for a while, until the server restarts",
+            code="request_not_found",
+        )
+    log.check(after)
+    exchange.end_with_process()
+    keepalive = {EVENTS: PING, NDJSON: LINES.keepalive}.get(log.content_type, b"")
+    try:
+        async for ready in log.since(after, exchange.service.keepalive_s):
+            for data in pieces(ready) if ready else (keepalive,):
+                if data:
+                    await exchange.write(data, log.content_type)
+    except MstarError as error:
+        if exchange.has_begun:  # only an aborted connection says that the response is not complete
+            exchange.abort(drops=error.code == "stalled")
+        raise
+    await exchange.write(b"", log.content_type)
+    await exchange.end()
+
+
+def _after(exchange: Exchange) -> int:
+    """Return the number of the last event that the client has. Raises RequestError."""
+    value = exchange.request.args.get("after") or exchange.header("last-event-id") or "0"
+    if not (value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS):
+        raise RequestError(
+            "after must be the number of an event", hint="0 sends all events", field="after", allowed="0, 1, 2, …"
+        )
+    return int(value)
 
 
 async def cancel(exchange: Exchange) -> HTTPResponse:

@@ -9,8 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import EVENTS, PING, Exchange, event, streaming
+from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.output.audio import audio_format, content_type
+from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
@@ -35,6 +36,7 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     body, rest = await read_body(exchange, SpeechRequest)
     form = audio_format(body.response_format)
     call = _call(exchange, body, rest)
+    exchange.keep_events(EVENTS if body.stream_format == "sse" else None)
     async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
         exchange.warn(session.warnings)
         exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
@@ -114,7 +116,7 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
         async for data in _pieces(session, form):
             if data:
                 delta = event(SpeechDelta(audio=base64.b64encode(data).decode()))
-                await exchange.write(delta, EVENTS, session.live.deadline - exchange.service.clock())
+                await exchange.send([delta], EVENTS, session.live.deadline - exchange.service.clock())
             elif data is None:
                 await exchange.write(PING, EVENTS)
         done = session.done()
@@ -124,7 +126,7 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
             output_tokens=usage["completion_tokens"],
             total_tokens=usage["total_tokens"],
         )
-        await exchange.write(event(SpeechDone(usage=tokens, warnings=list(done.warnings))), EVENTS)
+        await exchange.send([event(SpeechDone(usage=tokens, warnings=list(done.warnings)))], EVENTS)
 
 
 async def _pieces(session: Session, form: AudioFormat) -> AsyncIterator[bytes | None]:

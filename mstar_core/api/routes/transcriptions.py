@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import EVENTS, PING, Exchange, event, streaming
+from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.http.body import UploadedFile
+from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, mapped_fields
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_multipart
@@ -70,6 +71,7 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
             code="unsupported_parameter",
         )
     call = _call(exchange, body, rest, file)
+    exchange.keep_events(EVENTS if body.stream else None)
     async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
         exchange.warn(session.warnings)
         if not body.stream:
@@ -138,10 +140,12 @@ async def _stream(exchange: Exchange, session: Session) -> None:
     async with streaming(exchange):
         async for ready in session.chunks():
             pieces = [chunk.data.decode() for chunk in ready if chunk.modality == "text"]
-            data = b"".join(event(TranscriptDelta(delta=piece)) for piece in pieces)
             text += "".join(pieces)
-            if data or not ready:
-                await exchange.write(data or PING, EVENTS, session.live.deadline - exchange.service.clock())
+            left_s = session.live.deadline - exchange.service.clock()
+            if pieces:
+                await exchange.send([event(TranscriptDelta(delta=piece)) for piece in pieces], EVENTS, left_s)
+            elif not ready:
+                await exchange.write(PING, EVENTS, left_s)
         done = session.done()
         usage = msgspec.convert(done.usage, Usage)
-        await exchange.write(event(TranscriptDone(text=text.strip(), usage=usage)), EVENTS)
+        await exchange.send([event(TranscriptDone(text=text.strip(), usage=usage))], EVENTS)
