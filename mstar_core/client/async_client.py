@@ -55,6 +55,7 @@ class ApiCalls:
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult: ...
 
@@ -72,6 +73,7 @@ class ApiCalls:
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> AsyncEventStream: ...
 
@@ -89,6 +91,7 @@ class ApiCalls:
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult | AsyncEventStream: ...
 
@@ -105,16 +108,20 @@ class ApiCalls:
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult | AsyncEventStream:
         """Send one request of any kind. model_kwargs are the model's parameters; those that are None are omitted.
 
         images, audio, video: a path, bytes, (name, bytes), or a list. tensors: the same for npy and safetensors files,
         or arrays. input_modalities: the order in which the model reads its inputs, if not images, audio, video,
-        tensors, text. on_error: how a stream reports a failure.
+        tensors, text. on_error: how a stream reports a failure. reconnect: a stream whose connection breaks opens
+        another one and goes on, without repeating or losing an event; until then the request runs without it.
         """
         if on_error not in ("raise", "event"):
             raise ValueError(f'on_error must be "raise" or "event", not {on_error!r}')
+        if reconnect and not stream:
+            raise ValueError("reconnect needs stream=True")
         make = partial(
             generate_call,
             text=text,
@@ -127,11 +134,12 @@ class ApiCalls:
             request_id=request_id,
             tensors=tensors,
             model_kwargs=model_kwargs,
+            reconnect=reconnect,
         )
         has_media = any(media is not None for media in (images, audio, video, tensors))
         call = await self._http.session.call_in_thread(make) if has_media else make()
         if stream:
-            return AsyncEventStream(self._http, await self._http.open(call), on_error)
+            return AsyncEventStream(self._http, await self._http.open(call), on_error, reconnects=reconnect)
         return result_of(await self._http.fetch(call))
 
     async def stream(self, **kwargs: Any) -> AsyncEventStream:

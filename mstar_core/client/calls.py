@@ -15,6 +15,9 @@ NUMBERS: Final = frozenset(("action", "scalar", "tensor", "video"))
 """Outputs requested as frames. Base64 would add a third to their size, and work at both ends."""
 
 NDJSON: Final = "application/x-ndjson"
+DETACH: Final = "X-Mstar-Detach"
+"""Header of a request that goes on when its connection is closed."""
+
 JSON: Final = "application/json"
 
 
@@ -23,7 +26,7 @@ class HttpCall:
     """One HTTP request to send. fields and files make a multipart body, and `body` is sent as JSON; without any of them
     the body is empty.
 
-    is_probe: asks for a current state, so it is never retried.
+    headers: beside those of every call. is_probe: asks for a current state, so it is never retried.
     """
 
     method: str
@@ -31,6 +34,7 @@ class HttpCall:
     fields: tuple[tuple[str, str], ...] = ()
     files: tuple[tuple[str, MediaFile], ...] = ()
     accept: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
     is_probe: bool = False
     body: Any = None
 
@@ -55,11 +59,13 @@ def generate_call(
     files: Sequence[MediaFile] = (),
     model_kwargs: Mapping[str, Any],
     may_frame: bool = True,
+    reconnect: bool = False,
 ) -> HttpCall:
     """Return POST /generate. Raises OSError for an unreadable path, TypeError and ValueError for invalid arguments.
 
     A parameter that is None is omitted: models treat absent and None alike. files: further files, already read.
-    may_frame: whether the response may be frames, which carry no heartbeats.
+    may_frame: whether the response may be frames, which carry no heartbeats. reconnect: the request goes on when its
+    connection is closed.
     """
     fields = {
         "text": text,
@@ -77,6 +83,7 @@ def generate_call(
         fields=tuple((name, value) for name, value in fields.items() if value is not None),
         files=tuple(("files", file) for file in sent),
         accept=_accepted(NDJSON if stream else JSON, output_modalities, may_frame),
+        headers=((DETACH, "true"),) if reconnect else (),
     )
 
 
@@ -93,6 +100,12 @@ def transcribe_call(audio: Media, params: Mapping[str, Any]) -> HttpCall:
 def cancel_call(request_id: str) -> HttpCall:
     """Return POST /v1/requests/{id}/cancel."""
     return HttpCall(method="POST", path=f"/v1/requests/{quote(request_id, safe='')}/cancel")
+
+
+def events_call(request_id: str, after: int) -> HttpCall:
+    """Return GET /v1/requests/{id}/events: the events behind number `after`."""
+    path = f"/v1/requests/{quote(request_id, safe='')}/events?after={after}"
+    return HttpCall(method="GET", path=path, accept="*/*", is_probe=True)
 
 
 def get_call(path: str, *, is_probe: bool = False) -> HttpCall:

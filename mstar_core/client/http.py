@@ -189,7 +189,7 @@ class Http:
             f"{self.base_url}{call.path}",
             files=call.parts or None,
             json=call.body,
-            headers={**self._headers, "Accept": call.accept},
+            headers={**self._headers, "Accept": call.accept, **dict(call.headers)},
             timeout=self._timeout,
         )
         with self._translated_errors():

@@ -105,8 +105,8 @@ class FrameReader:
 class StreamReader:
     """Reads one response. Its attributes hold the facts of the `start` and `done` lines.
 
-    progress: steps done and all steps, by the last `progress` line. is_over: nothing more follows, because the response
-    ended well, failed or broke off.
+    progress: steps done and all steps, by the last `progress` line. count: lines or frames so far. is_over: nothing
+    more follows, because the response ended well, failed or broke off.
     """
 
     def __init__(self, request_id: str | None = None, content_type: str = "") -> None:
@@ -118,9 +118,15 @@ class StreamReader:
         self.usage: dict[str, Any] | None = None
         self.warnings: list[str] = []
         self.progress: tuple[int, int] | None = None
+        self.count = 0
         self.is_over = False
-        self._lines: LineReader | FrameReader = FrameReader() if content_type.startswith(FRAMES) else LineReader()
+        self._lines: LineReader | FrameReader
         self._parts: list[Line] = []
+        self.resume(content_type)
+
+    def resume(self, content_type: str) -> None:
+        """Go on with another response, which begins behind the last whole line or frame of this one."""
+        self._lines = FrameReader() if content_type.startswith(FRAMES) else LineReader()
 
     def push(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes; none once the response is over."""
@@ -130,6 +136,7 @@ class StreamReader:
             lines = self._lines.push(data)
         except TransportError as error:
             return [self._fail(MALFORMED, str(error))]
+        self.count += len(lines)
         return [event for line in lines for event in self._events(line)]
 
     def end(self, why: str = "") -> list[Event]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from mstar_core.client.calls import cancel_call
+from mstar_core.client.calls import cancel_call, events_call
 from mstar_core.client.errors import ClientError, StreamError, like_requests
 from mstar_core.client.events import ErrorEvent, Event
 from mstar_core.client.reader import StreamReader
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mstar_core.client.http import Http
 
 OnError = Literal["raise", "event"]
+RECONNECT_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+"""Delays before the attempts to reconnect a stream."""
 
 
 class StreamFacts:
@@ -60,11 +62,13 @@ class AsyncEventStream(StreamFacts):
     A failure raises StreamError after the events before it; with on_error="event" it is the last event instead.
     """
 
-    def __init__(self, http: Http, response: httpx.Response, on_error: OnError) -> None:
+    def __init__(self, http: Http, response: httpx.Response, on_error: OnError, *, reconnects: bool = False) -> None:
+        """reconnects: the request goes on without its connection, so the stream opens another one if it breaks."""
         self._http = http
         self._response = response
         self._body = http.session.body(response)
         self._on_error = on_error
+        self._reconnects = reconnects
         self.reader = StreamReader(response.headers.get("X-Request-ID"), response.headers.get("Content-Type") or "")
         self._ready: list[Event] = []
         self._has_ended = False
@@ -94,7 +98,10 @@ class AsyncEventStream(StreamFacts):
         return is_cancelled
 
     async def close(self) -> None:
-        """Close the connection, which cancels a running request. Safe to call twice."""
+        """Close the connection, and cancel the request if it still runs. Safe to call twice."""
+        if self._reconnects and not self._has_ended and not self.reader.is_over:
+            with suppress(ClientError):  # otherwise the request ends at its deadline
+                await self.cancel()
         self._has_ended = True
         self._ready.clear()
         await self._http.session.close_response(self._response)
@@ -113,16 +120,39 @@ class AsyncEventStream(StreamFacts):
 
     async def _read(self) -> list[Event]:
         """Return the events of the next bytes. At the end of the body the connection returns to its pool."""
+        data, why = None, ""
         try:
             data = await self._http.next_chunk(self._body)
         except ClientError as error:
-            events = self.reader.end(str(error))
-            data = None
-        else:
-            events = self.reader.end() if data is None else self.reader.push(data)
-        if data is None:
-            await self.close()
+            why = str(error)
+        if data is not None:
+            return self.reader.push(data)
+        if self._reconnects and not self.reader.is_over:
+            refusal = await self._reconnect()
+            if not refusal:
+                return []
+            why = f"{why}; {refusal}" if why else refusal
+        events = self.reader.end(why)
+        await self.close()
         return events
+
+    async def _reconnect(self) -> str:
+        """Open a response with the events that are missing. Returns why there is none, empty if it is open."""
+        refusal = "the response names no request id"
+        await self._http.session.close_response(self._response)
+        for delay_s in RECONNECT_S if self.request_id is not None else ():
+            await self._http.session.sleep(delay_s)
+            try:
+                self._response = await self._http.open(events_call(self.request_id or "", self.reader.count))
+            except ClientError as error:
+                refusal = str(error)
+                if error.response is not None and error.status < 500 and error.status != 429:
+                    return refusal
+            else:
+                self._body = self._http.session.body(self._response)
+                self.reader.resume(self._response.headers.get("Content-Type") or "")
+                return ""
+        return refusal
 
 
 AsyncStream = AsyncEventStream

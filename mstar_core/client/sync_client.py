@@ -59,7 +59,7 @@ class EventStream(StreamFacts, Closing):
         return run(self._events.cancel())
 
     def close(self) -> None:
-        """Close the connection, which cancels a running request. Safe to call twice."""
+        """Close the connection, and cancel the request if it still runs. Safe to call twice."""
         run(self._events.close())
 
 
@@ -140,6 +140,7 @@ class MStarClient(Closing):
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult: ...
 
@@ -157,6 +158,7 @@ class MStarClient(Closing):
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> EventStream: ...
 
@@ -174,6 +176,7 @@ class MStarClient(Closing):
         request_id: str | None = None,
         tensors: Any = None,
         on_error: OnError = "raise",
+        reconnect: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult | EventStream: ...
 
