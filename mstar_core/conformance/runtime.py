@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from mstar_core.api.preprocess.child import load_processor
-from mstar_core.conductor.conductor import Conductor
+from mstar_core.conductor.conductor import PEER_GRACE_S, Conductor
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.conformance.clock import FakeClock
 from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest
@@ -178,14 +178,20 @@ class LocalRuntime:
 
     def run(self) -> None:
         """Take turns until no work is left. Raises EngineError if that never happens or a request has no end."""
-        for _ in range(MOST_STEPS):
-            if not self.step():
-                break
-        else:
-            raise EngineError(f"the work does not end within {MOST_STEPS} turns")
+        self._turn_until_idle()
+        if any(request.error is not None for request in self.conductor.requests.values()):
+            self.clock.sleep(PEER_GRACE_S)  # no process dies here that would explain the error
+            self.expire()
+            self._turn_until_idle()
         if self.api.calls:
             waiting = ", ".join(call.ask.name or f"request {call.handle}" for call in self.api.calls.values())
             raise EngineError(f"no work is left, but these requests have not ended: {waiting}")
+
+    def _turn_until_idle(self) -> None:
+        for _ in range(MOST_STEPS):
+            if not self.step():
+                return
+        raise EngineError(f"the work does not end within {MOST_STEPS} turns")
 
     def expire(self) -> None:
         """Check all deadlines."""
