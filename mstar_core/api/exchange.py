@@ -173,6 +173,15 @@ class Exchange:
         for data in pieces(self.events.add(events, is_replay=is_replay)):
             await self.write(data, content_type, limit_s)
 
+    async def keep_alive(self, data: bytes, content_type: str, limit_s: float | None = None) -> None:
+        """Send a part that holds no output, but not while a replay catches up. Raises as `write`."""
+        if self.delivery is not None:
+            if self.delivery.is_behind:
+                return
+            framing = 0 if self.request.version == "1.0" else len(b"%x\r\n\r\n" % len(data))
+            self.delivery.note_keepalive(len(data) + framing)
+        await self.write(data, content_type, limit_s)
+
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
         """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""
         if len(data) <= PART_BYTES:

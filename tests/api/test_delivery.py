@@ -100,6 +100,24 @@ def test_the_next_process_knows_the_drawn_ids_and_sends_them_with_the_request() 
             assert delivery.journal(1).ids() == {}
 
 
+def test_keep_alives_before_the_first_output_are_neither_repeated_nor_taken_for_it() -> None:
+    with connected() as (dead, _, fd):
+        delivery = delivery_of(dead)
+        for part in (b"head ping ", b"ping "):
+            delivery.note_keepalive(len(b"ping "))
+            delivery.sends(0, {})
+            dead.write(part)
+            delivery.sent()
+        with connected(fd) as (transport, sink, _):
+            transport.mute()
+            delivery = delivery_of(transport)
+            assert delivery.is_behind
+            delivery.sends(0, {"text": 1})
+            transport.write(b"head one")
+            delivery.sent()
+            assert sink.written == b"one" and not delivery.is_behind
+
+
 def test_a_replay_that_fails_lets_its_error_through() -> None:
     with connected() as (dead, _, fd):
         begun(dead)

@@ -139,7 +139,7 @@ class Delivery:
         if not self._torn:
             self._whole.set()
         if not any(self._targets):
-            self._transport.unmute(record.total - record.start)
+            self._transport.unmute(record.total - record.start - record.idle)  # keep-alives are not repeated
             self._caught_up.set()
 
     @property
@@ -188,6 +188,10 @@ class Delivery:
         """Monotonic times at which an earlier process had the first output and the first sound; None before them."""
         first, first_sound = self._recording.record.firsts
         return first or None, first_sound or None
+
+    def note_keepalive(self, size: int) -> None:
+        """Note that a keep-alive is written next. size: its bytes with their framing."""
+        self._recording.record.idle += size
 
     def note_firsts(self, first: float | None, first_sound: float | None) -> None:
         """Note these times, which are recorded with the next write."""

@@ -55,7 +55,8 @@ class Record(msgspec.Struct, array_like=True):
     `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
     request; events: number of the last event there; next_units: units at the end of what is being written behind it.
     is_closing: the connection ends after these bytes. adoptions: number of processes that continued the request.
-    firsts: monotonic times of the first output and the first sound of a request with one item, 0.0 before them.
+    firsts: monotonic times of the first output and the first sound of a request with one item, 0.0 before them. idle:
+    bytes of keep-alives in the response.
     """
 
     base: int = 0
@@ -75,6 +76,7 @@ class Record(msgspec.Struct, array_like=True):
     next_units: list[Units] = []
     firsts: tuple[float, float] = (0.0, 0.0)
     events: int = 0
+    idle: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -160,7 +162,7 @@ class ConnectionRecording:
         record.is_active, record.request_id, record.trace_id = True, request_id, trace_id
         record.started, record.created = started, created
         record.start = record.mark = record.total
-        record.units, record.next_units, record.firsts, record.events = [], [], (0.0, 0.0), 0
+        record.units, record.next_units, record.firsts, record.events, record.idle = [], [], (0.0, 0.0), 0, 0
         self._marks.clear()
         self._forget_drawn()
         self._commit()

@@ -109,7 +109,7 @@ async def _stream(exchange: Exchange, group: Group, events: ChatEvents) -> None:
         async for piece in group.pieces():
             exchange.warn(group.warnings)
             if piece is None:
-                await exchange.write(PING, EVENTS, group.left_s)
+                await exchange.keep_alive(PING, EVENTS, group.left_s)
             else:
                 await exchange.send(events.of(piece, outputs, group), EVENTS, group.left_s)
         await exchange.send(events.end(group), EVENTS)

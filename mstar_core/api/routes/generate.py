@@ -179,7 +179,7 @@ async def _stream(exchange: Exchange, session: Session, options: GenerateOptions
             if chunks:
                 await exchange.send(chunk_lines(form, chunks), form.content_type, left_s)
             elif form.keepalive:
-                await exchange.write(form.keepalive, form.content_type, left_s)
+                await exchange.keep_alive(form.keepalive, form.content_type, left_s)
         done = session.done()
         if options.is_full:
             await exchange.send([(_done_line(session, done, form),)], form.content_type)

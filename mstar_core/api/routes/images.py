@@ -155,7 +155,7 @@ async def _stream(exchange: Exchange, body: ImageRequest, group: Group) -> None:
     async with streaming(exchange):
         async for piece in group.pieces():
             if piece is None:
-                await exchange.write(PING, EVENTS, group.left_s)
+                await exchange.keep_alive(PING, EVENTS, group.left_s)
                 continue
             exchange.warn(group.warnings)
             for chunk in piece.chunks:

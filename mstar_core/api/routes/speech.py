@@ -118,7 +118,7 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
                 delta = event(SpeechDelta(audio=base64.b64encode(data).decode()))
                 await exchange.send([delta], EVENTS, session.live.deadline - exchange.service.clock())
             elif data is None:
-                await exchange.write(PING, EVENTS)
+                await exchange.keep_alive(PING, EVENTS)
         done = session.done()
         usage = done.usage
         tokens = SpeechUsage(

@@ -145,7 +145,7 @@ async def _stream(exchange: Exchange, session: Session) -> None:
             if pieces:
                 await exchange.send([event(TranscriptDelta(delta=piece)) for piece in pieces], EVENTS, left_s)
             elif not ready:
-                await exchange.write(PING, EVENTS, left_s)
+                await exchange.keep_alive(PING, EVENTS, left_s)
         done = session.done()
         usage = msgspec.convert(done.usage, Usage)
         await exchange.send([event(TranscriptDone(text=text.strip(), usage=usage))], EVENTS)
