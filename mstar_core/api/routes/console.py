@@ -56,6 +56,7 @@ async def live(exchange: Exchange) -> None:
     service = exchange.service
     if service.live_views >= MAX_VIEWS:
         raise Unavailable("too many live views are open", hint="close other pages")
+    exchange.end_with_process()
     service.live_views += 1
     try:
         async with aclosing(live_frames(service.deployment.run_dir, LIVE_HZ)) as frames:
