@@ -25,7 +25,7 @@ class Leftovers:
         """Return the handles to close, among those that this process holds, and count them."""
         live = frozenset(message.live)
         unknown = {handle for handle in held if handle <= message.newest and handle not in live}
-        found = sorted(unknown & self._unknown)
-        self._unknown = unknown.difference(found)
-        self.closed += len(found)
-        return found
+        ended = sorted(unknown & self._unknown)
+        self._unknown = unknown.difference(ended)
+        self.closed += len(ended)
+        return ended
