@@ -244,9 +244,10 @@ class Link:
                 self._handle(envelope)
             except Exception:  # isolation boundary: one message
                 log.exception("a message of %s was not handled", envelope.sender)
-        problem = self.deployment.problem()
-        if problem is None or problem.code in ("draining", "unavailable"):
-            self._settled.set()
+        if not self._settled.is_set():
+            problem = self.deployment.problem()
+            if problem is None or problem.code in ("draining", "unavailable"):
+                self._settled.set()
         self._check_stop()
 
     def _handle(self, envelope: Envelope) -> None:
