@@ -27,6 +27,7 @@ from bench.gpu_qwen3omni import CONFIGS, png, wav
 from bench.serving.client import ask
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import head
+from bench.serving.options import add_deployment_options
 from mstar_core.host import kernel_pack
 
 KERNELS: Final = ("kernels_ahead", "kernels_missed", "kernels_late")
@@ -182,12 +183,8 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="orpheus,qwen3_omni,bagel")
     parser.add_argument("--caches", default="cold,warm", help="of cold, warm and packed (with --pack)")
-    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="the miniatures in place of the official shapes")
-    parser.add_argument("--port", type=int, default=18126)
+    add_deployment_options(parser, 18126)
     parser.add_argument("--pack", type=Path, help="folder for the packed kernels of each model")
-    parser.add_argument("--out", type=Path, help="report file")
     return parser.parse_args()
 
 

@@ -33,6 +33,7 @@ from bench.gpu_ready import SIDE, TINY_SIDE, Kind, kinds, timed, weights
 from bench.serving.client import Heard, ask
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import head, summary
+from bench.serving.options import add_deployment_options
 
 DEPLOYMENT_FILES: Final = {"qwen3_omni": CONFIGS / "qwen3omni_single_gpu.yaml"}
 RATE: Final = 24_000
@@ -90,11 +91,11 @@ def main() -> int:
             folder = None if options.tiny else weights(model, scratch / model)
             for standby in options.standby.split(","):
                 try:
-                    found = measured(options, scratch, model, folder, standby)
+                    figures = measured(options, scratch, model, folder, standby)
                 except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; the others are measured
-                    found, errors = {"error": str(error)[-4000:]}, errors + 1
-                report["restarts"][f"{model}, standby {standby}"] = found
-                print(f"{model}, standby {standby}:", json.dumps(found), flush=True)
+                    figures, errors = {"error": str(error)[-4000:]}, errors + 1
+                report["restarts"][f"{model}, standby {standby}"] = figures
+                print(f"{model}, standby {standby}:", json.dumps(figures), flush=True)
                 if options.out:
                     options.out.write_text(json.dumps(report, indent=1) + "\n")
     finally:
@@ -121,25 +122,25 @@ def measured(
     )
     kind = next(iter(kinds(model, TINY_SIDE if options.tiny else SIDE).values()))
     with Served(plan) as served, served.telling(3000):
-        found: dict[str, Any] = {"up_s": round(served.ready_s, 2), "request_s": timed(options.port, kind, 1)}
+        figures: dict[str, Any] = {"up_s": round(served.ready_s, 2), "request_s": timed(options.port, kind, 1)}
         if model in SPEECH:  # first, because the supervisor delays the restarts of later deaths
             await_calm(served, has_standby=has_standby)
             params = (TINY_SPEECH if options.tiny else SPEECH)[model]
             speech = replace(kind, params={**kind.params, **params})
-            found["streams"] = asyncio.run(streamed(served, options, speech))
-        found["kills"] = [killed(served, options, kind, has_standby=has_standby) for _ in range(options.kills)]
-        found["gpu"] = gpu_state()
-    return found
+            figures["streams"] = asyncio.run(streamed(served, options, speech))
+        figures["kills"] = [killed(served, options, kind, has_standby=has_standby) for _ in range(options.kills)]
+        figures["gpu"] = gpu_state()
+    return figures
 
 
 def killed(served: Served, options: argparse.Namespace, kind: Kind, *, has_standby: bool) -> dict[str, Any]:
     """Kill the idle worker. Returns its seconds to ready and of two requests: at once and after the captures."""
     await_calm(served, has_standby=has_standby)
-    found = await_restart(served, options.worker, kill(served, options.worker))
-    found["requests_s"] = [timed(options.port, kind, 2)]
+    figures = await_restart(served, options.worker, kill(served, options.worker))
+    figures["requests_s"] = [timed(options.port, kind, 2)]
     served.wait_captured(quiet_s=4.0, limit_s=60)
-    found["requests_s"].append(timed(options.port, kind, 3))
-    return found
+    figures["requests_s"].append(timed(options.port, kind, 3))
+    return figures
 
 
 def await_calm(served: Served, *, has_standby: bool) -> None:
@@ -257,11 +258,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=2, help="kills without load")
     parser.add_argument("--streams", type=int, default=8, help="streams at the kill under load")
     parser.add_argument("--kill-after", type=float, default=2.0, help="seconds after the start of the streams")
-    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="the miniatures in place of the official shapes")
-    parser.add_argument("--port", type=int, default=18127)
-    parser.add_argument("--out", type=Path, help="report file")
+    add_deployment_options(parser, 18127)
     return parser.parse_args()
 
 

@@ -45,15 +45,15 @@ class Answer:
     @property
     def ports(self) -> dict[str, list[bytes]]:
         """Return the outputs by modality and name: one entry for text and for sound, one for each other output."""
-        found: dict[str, list[bytes]] = {}
+        ports: dict[str, list[bytes]] = {}
         for line in self.outputs:
             port = f"{line['modality']} {line['metadata'].get('name', '')}".strip()
-            values = found.setdefault(port, [])
+            values = ports.setdefault(port, [])
             if values and (line["modality"] in JOINED or line["metadata"].get("part", 0) > 0):
                 values[-1] += line["data"]
             else:
                 values.append(line["data"])
-        return found
+        return ports
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
@@ -143,26 +143,26 @@ def flaws(answer: Answer, reference: Answer) -> list[str]:
         return [
             f"not whole: status {answer.status}, ends {ends}, code {answer.code or 'none'}, {answer.cause or 'open'}"
         ]
-    found = [f"line {n}: {why}" for n, why in gaps(answer)]
+    reasons = [f"line {n}: {why}" for n, why in gaps(answer)]
     ports, expected = answer.ports, reference.ports
     if list(ports) != list(expected) and sorted(ports) != sorted(expected):
-        found.append(f"ports {sorted(ports)}, expected {sorted(expected)}")
+        reasons.append(f"ports {sorted(ports)}, expected {sorted(expected)}")
     for port in expected.keys() & ports.keys():
-        found += [f"{port}: {why}" for why in differences(ports[port], expected[port])]
-    found += [f"{kind}: {why}" for kind in PASSING for why in differences(news(answer, kind), news(reference, kind))]
+        reasons += [f"{port}: {why}" for why in differences(ports[port], expected[port])]
+    reasons += [f"{kind}: {why}" for kind in PASSING for why in differences(news(answer, kind), news(reference, kind))]
     done, usual = facts(answer), facts(reference)
-    found += [
+    reasons += [
         f"done.{name} is {done.get(name)!r}, expected {usual.get(name)!r}"
         for name in sorted(done.keys() | usual.keys())
         if done.get(name) != usual.get(name)
     ]
     starts = [line["modality"] for line in answer.lines].count("start")
-    return found if starts == 1 else [*found, f"{starts} start lines"]
+    return reasons if starts == 1 else [*reasons, f"{starts} start lines"]
 
 
 def prefix_flaws(answer: Answer, reference: Answer) -> list[str]:
     """Return the differences between an answer that was ended early and the beginning of its reference."""
-    found = [f"line {n}: {why}" for n, why in gaps(answer)]
+    reasons = [f"line {n}: {why}" for n, why in gaps(answer)]
     expected = reference.ports
     for port, values in answer.ports.items():
         begins = expected.get(port, [])
@@ -170,8 +170,8 @@ def prefix_flaws(answer: Answer, reference: Answer) -> list[str]:
             same = bool(begins) and begins[0].startswith(values[0])
         else:
             same = values == begins[: len(values)]
-        found += [] if same else [f"{port}: not the beginning of the reference"]
-    return found
+        reasons += [] if same else [f"{port}: not the beginning of the reference"]
+    return reasons
 
 
 def news(answer: Answer, kind: str) -> list[bytes]:
@@ -185,16 +185,16 @@ def news(answer: Answer, kind: str) -> list[bytes]:
 
 def gaps(answer: Answer) -> list[tuple[int, str]]:
     """Return the lines of sound that do not begin where the line before ended."""
-    found, expected = [], dict[str, int]()
+    reasons, expected = [], dict[str, int]()
     for number, line in enumerate(answer.lines):
         facts_of = line["metadata"]
         if line["modality"] != "audio" or "offset_samples" not in facts_of:
             continue
         name = str(facts_of.get("name", ""))
         if facts_of["offset_samples"] != expected.get(name, 0):
-            found.append((number, f"sound at {facts_of['offset_samples']}, expected {expected.get(name, 0)}"))
+            reasons.append((number, f"sound at {facts_of['offset_samples']}, expected {expected.get(name, 0)}"))
         expected[name] = facts_of["offset_samples"] + facts_of["samples"]
-    return found
+    return reasons
 
 
 def differences(values: list[bytes], expected: list[bytes]) -> list[str]:
