@@ -5,7 +5,7 @@ Workers come first, then the conductor and the api, because every process speaks
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mstar_core.config.deployment import DeploymentSpec, Plan
@@ -71,6 +71,28 @@ def ready_ranks(children: Mapping[str, Child]) -> frozenset[int]:
     """Return the ranks whose workers are ready; of a tensor-parallel group only that of its leader."""
     ready = (rank_of(name) for name, child in children.items() if child.state == "ready")
     return frozenset(rank for rank in ready if rank is not None)
+
+
+async def until_ready(
+    deployment: RollingDeployment,
+    names: Collection[str],
+    is_ready: Callable[[], bool],
+    *,
+    seen: int,
+    failed: str,
+    hint: str,
+) -> None:
+    """Wait until processes that start are ready. Raises StartError if one dies before.
+
+    seen: number of deaths of the deployment before they were started. failed: what the error says of that process.
+    """
+
+    def death() -> dict[str, Any] | None:
+        return next((record for record in deployment.deaths[seen:] if record.get("name") in names), None)
+
+    await deployment.changes.until(lambda: is_ready() or death() is not None)
+    if (record := death()) is not None:
+        raise StartError(f"{record['name']} {failed}", str(record.get("message", "")), hint)
 
 
 class RollingRestart:
@@ -150,20 +172,12 @@ class RollingRestart:
 
     async def _renewed(self, unit: Unit) -> None:
         """Renew the processes of a unit and wait until all are ready. Raises StartError if one dies before."""
-        deployment, names = self._deployment, {child.name for child in unit}
+        deployment, seen = self._deployment, len(self._deployment.deaths)
         lives = {child.name: child.incarnation for child in unit}
-        seen = len(deployment.deaths)
 
         def is_ready() -> bool:
             return all(child.state == "ready" and child.incarnation > lives[child.name] for child in unit)
 
-        def death() -> dict[str, Any] | None:
-            return next((record for record in deployment.deaths[seen:] if record.get("name") in names), None)
-
         deployment.renew(unit)
-        await deployment.changes.until(lambda: is_ready() or death() is not None)
-        record = death()
-        if record is not None:
-            raise StartError(
-                f"{record['name']} did not come back", str(record.get("message", "")), "the other processes serve on"
-            )
+        hint = "the other processes serve on"
+        await until_ready(deployment, lives, is_ready, seen=seen, failed="did not come back", hint=hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -14,7 +14,7 @@ from mstar_core.errors import StartError
 from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.observe.frames import RankStatus
 from mstar_core.supervisor.operations.cordons import Cordons
-from mstar_core.supervisor.operations.rolling import ANSWER_S, RollingDeployment
+from mstar_core.supervisor.operations.rolling import ANSWER_S, RollingDeployment, until_ready
 
 
 class ScalableDeployment(RollingDeployment, Protocol):
@@ -99,9 +99,6 @@ class Scaling:
         names = [name for column in self._change.added for name in self._names(column)]
         seen = len(deployment.deaths)
 
-        def death() -> dict[str, Any] | None:
-            return next((record for record in deployment.deaths[seen:] if record.get("name") in names), None)
-
         def is_ready() -> bool:
             return all(name in deployment.children and deployment.children[name].state == "ready" for name in names)
 
@@ -110,10 +107,8 @@ class Scaling:
         deployment.respecify(msgspec.structs.replace(before, plan=plan, slots=before.rank_slots, gpus=gpus))
         try:
             await deployment.enlist()
-            await deployment.changes.until(lambda: is_ready() or death() is not None)
-            if (record := death()) is not None:
-                message = f"{record['name']} did not start"
-                raise StartError(message, str(record.get("message", "")), "the other replicas serve on")
+            hint = "the other replicas serve on"
+            await until_ready(deployment, names, is_ready, seen=seen, failed="did not start", hint=hint)
         except BaseException:
             await deployment.retire(names)
             deployment.respecify(msgspec.structs.replace(deployment.spec, plan=before.plan, gpus=before.gpus))
