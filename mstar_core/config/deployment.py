@@ -23,7 +23,8 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One rank and its device: `cpu` or `cuda:INDEX`.
 
-    nodes: those that it serves. follows: those of which it computes a share for the leader of its group.
+    host: name of its host in `DeploymentSpec.hosts`, empty for the supervisor's own. nodes: those that it serves.
+    follows: those of which it computes a share for the leader of its group.
     memory_fraction: share of the device's memory for weights, reserve and pools; None: kv_cache.memory_fraction.
     """
 
@@ -32,6 +33,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     memory_fraction: float | None = None
     follows: tuple[str, ...] = ()
+    host: str = ""
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -73,6 +75,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return ()
 
 
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A host of a deployment. name: empty for the supervisor's. address: at which the others reach it.
+
+    title: its host name, for people. node: Ray's id.
+    """
+
+    name: str
+    address: str
+    title: str = ""
+    node: str = ""
+
+
 class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     """Configuration and placement of a deployment, as its child processes read it. Every key of a file is a field.
 
@@ -89,6 +103,8 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     nvtx: mark steps for Nsight Systems. unused: options without effect, with the reason.
     cautions: warnings about served behaviour that differs from what the options suggest, with alternatives.
     replaces: run directory of the deployment that this one takes over from, or empty. stop_first: it ends first.
+    hosts: all hosts, the supervisor's first; empty if the deployment has one host and no Ray. on_host: name of the host
+    on which this record is read, whose paths it has.
     graph: declared graph of the model (`GraphView`), shown until the conductor has read the checkpoint.
     """
 
@@ -119,12 +135,23 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     cautions: tuple[str, ...] = ()
     replaces: str = ""
     stop_first: bool = False
+    hosts: tuple[HostPlan, ...] = ()
+    on_host: str = ""
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def rank_slots(self) -> int:
         """Requests at once that each rank is started for."""
         return self.max_concurrent_requests if self.slots is None else self.slots
+
+    @property
+    def address(self) -> str:
+        """Address at which other hosts reach this one; empty if there are none."""
+        return next((host.address for host in self.hosts if host.name == self.on_host), "")
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of a rank's host, empty for the supervisor's."""
+        return next((each.host for each in self.plan.ranks if each.rank == rank), "")
 
     @property
     def ipc_dir(self) -> Path:

@@ -152,6 +152,40 @@ class TransportConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts of a Ray cluster on which the ranks run; without an address all ranks are on this host."""
+
+    address: Annotated[
+        str | None,
+        ConfigKey(
+            "Ray cluster whose hosts run the ranks: `HOST:PORT` of its head, or `auto` for the one of this host.",
+            default_text="none: all ranks on this host",
+        ),
+    ] = None
+    devices: Annotated[
+        tuple[str, ...],
+        ConfigKey(
+            "Device of each rank: `HOST:INDEX`, `HOST:cpu`, or `HOST` for any GPU of it.",
+            default_text="chosen on as few hosts as possible",
+            nullable=True,
+        ),
+    ] = ()
+    spread: Annotated[
+        bool, ConfigKey("Place replicas on as many hosts as possible; tensor-parallel groups stay together.")
+    ] = False
+    network: Annotated[
+        str | None,
+        ConfigKey(
+            "Interface (`eth0`) or network (`10.0.0.0/24`) between the hosts.",
+            default_text="the addresses that Ray uses",
+        ),
+    ] = None
+    ports: Annotated[
+        str | None,
+        ConfigKey("Range of TCP ports that processes listen on for other hosts: `20000-20999`.", default_text="any"),
+    ] = None
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Retention of logs. A file is rotated at half of max_days, so that the rotated file is replaced in time."""
 
@@ -409,6 +443,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     kv_cache: Annotated[KVCacheConfig, ConfigKey("Page pool of every node with a cache.")] = KVCacheConfig()
     transport: Annotated[TransportConfig, ConfigKey("Transport of tensors between ranks.")] = TransportConfig()
+    ray: Annotated[RayConfig, ConfigKey("Several hosts.")] = RayConfig()
     logs: Annotated[LogConfig, ConfigKey("Retention of logs.")] = LogConfig()
     api: Annotated[ApiConfig, ConfigKey("The api's address and limits.")] = ApiConfig()
     variant: str = ""

@@ -9,10 +9,12 @@ import msgspec
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
     """Child to supervisor: registration, repeated until the child receives PeerUp with its own name.
 
-    fd_endpoint: socket that hands out its shared memory.
+    fd_endpoint: socket that hands out its shared memory. host: name of its host, empty for the supervisor's.
+    remote_endpoint, blob_endpoint: at which processes of other hosts reach its mailbox and its shared memory; empty if
+    the deployment has one host.
     """
 
     name: str
@@ -20,6 +22,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pid: int
     endpoint: str
     fd_endpoint: str = ""
+    host: str = ""
+    remote_endpoint: str = ""
+    blob_endpoint: str = ""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase", omit_defaults=True):
@@ -49,13 +54,19 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     steps: int = 0
 
 
-class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up"):
-    """Supervisor to everyone: this process accepts messages."""
+class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up", omit_defaults=True):
+    """Supervisor to everyone: this process accepts messages. Fields as in Hello.
+
+    The receiver uses `endpoint` and `fd_endpoint` for a peer of its own host, else the two others.
+    """
 
     name: str
     incarnation: int
     endpoint: str
     fd_endpoint: str = ""
+    host: str = ""
+    remote_endpoint: str = ""
+    blob_endpoint: str = ""
 
 
 class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down", omit_defaults=True):
@@ -156,11 +167,13 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
 
     values: changed values by flat name, absolute, such as "worker-0.LLM.pages_used". events: (type, facts). dropped:
     spans dropped since the start of the process. samples: metrics, at most once a second: the api sends changed ones,
-    the supervisor all that the api shows of it.
+    the supervisor all that the api shows of it. at: the sender's monotonic clock, which all its times belong to, when
+    it was sent.
     """
 
     name: str
     incarnation: int
+    at: float = 0.0
     values: dict[str, float] = {}
     requests: list[RequestNews] = []
     spans: list[Span] = []

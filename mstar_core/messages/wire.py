@@ -8,6 +8,7 @@ import msgspec
 
 from mstar_core.errors import TransportError
 from mstar_core.messages.flow import FlowMessage
+from mstar_core.messages.hosts import HostMessage
 from mstar_core.messages.life import LifeMessage
 from mstar_core.messages.requests import RequestMessage
 from mstar_core.messages.work import WorkMessage
@@ -15,7 +16,7 @@ from mstar_core.messages.work import WorkMessage
 WIRE_VERSION = 2
 """Major version of the wire format. Within it fields are only added, and unknown fields are skipped."""
 
-Message = LifeMessage | RequestMessage | WorkMessage | FlowMessage
+Message = LifeMessage | HostMessage | RequestMessage | WorkMessage | FlowMessage
 
 
 class Sender(Protocol):

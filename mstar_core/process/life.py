@@ -237,6 +237,7 @@ class ChildLife:
             Telemetry(
                 name=self.name,
                 incarnation=self.incarnation,
+                at=self._clock(),
                 values={f"{self.name}.{reading}": float(value) for reading, value in values.items()},
                 requests=requests or [],
                 spans=spans or [],

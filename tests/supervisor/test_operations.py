@@ -50,6 +50,14 @@ async def ready(supervisor: Supervisor) -> None:
     assert await supervisor.changes.until(lambda: supervisor.operations.cordons.is_known, LIMIT_S)
 
 
+async def loads_read(supervisor: Supervisor) -> None:
+    """Wait until the memory of every rank is known, which is read once a second."""
+    async with asyncio.timeout(LIMIT_S):
+        while not all(rank.resident_bytes for rank in supervisor.ranks().values()):
+            await asyncio.sleep(0.05)
+            supervisor.publisher.refresh(now_all=True)
+
+
 def test_a_cordon_of_a_follower_is_that_of_its_group() -> None:
     plan = plan_of((0, 1), (2, 3))
     assert leaders_of(plan, 0) == leaders_of(plan, 1) == {0}
@@ -249,7 +257,7 @@ async def test_a_scale_that_cannot_be_is_refused_before_it_begins(logged_spec: A
             supervisor.operations.scale(0, [])
         with pytest.raises(ConfigError, match="cannot have 1000000 replicas"):
             supervisor.operations.scale(1_000_000, [])
-        supervisor.publisher.refresh(now_all=True)
+        await loads_read(supervisor)
         supervisor.host_free = lambda: 1  # type: ignore[method-assign]
         with pytest.raises(StartError, match="do not fit into the memory of the host"):
             supervisor.operations.scale(2, [])

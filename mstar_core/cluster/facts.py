@@ -1,0 +1,53 @@
+"""Facts of the hosts of a Ray cluster, as a deployment is planned on them. Read by `up`, `hosts` and `doctor`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HostGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of a host. index: of NVML there. key: of its lock (host/gpu_locks.py). Bytes; free at the survey.
+
+    is_offered: Ray may give it to this deployment.
+    """
+
+    index: int
+    name: str
+    key: str
+    total_bytes: int
+    free_bytes: int
+    is_offered: bool = True
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A host of the cluster, as a task on it has seen it.
+
+    name: unique in the cluster: its host name, with a number if several nodes share it. node: Ray's id. address: at
+    which Ray reaches it. is_local: the host of the caller. cpus: offered by Ray, and free_cpus those not reserved.
+    versions: of mstarctl, plugins, ray and python by distribution name, `cuda` of the driver. fault: why the host
+    cannot be used, such as a missing mstarctl; empty if it can.
+    """
+
+    name: str
+    node: str
+    address: str
+    is_local: bool = False
+    cpus: float = 0.0
+    free_cpus: float = 0.0
+    memory_total: int = 0
+    memory_free: int = 0
+    gpus: tuple[HostGpu, ...] = ()
+    versions: dict[str, str] = {}
+    fault: str = ""
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A Ray cluster. address: of its head, as `HOST:PORT`. version: of Ray. hosts: living ones, the local one first."""
+
+    address: str
+    version: str
+    hosts: tuple[HostFacts, ...]
+
+    def host(self, name: str) -> HostFacts | None:
+        """Return the host of a name or an address, None if there is none."""
+        return next((host for host in self.hosts if name in (host.name, host.address)), None)

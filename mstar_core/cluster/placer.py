@@ -1,0 +1,61 @@
+"""Placers: who reserves room on hosts for a deployment and starts an agent on each. Used by the supervisor."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """Room that a deployment needs on one host. host: its name. gpus: number. cpus: cores of its processes.
+
+    node: Ray's id of the host that the plan chose; empty: any host that no other bundle has.
+    """
+
+    host: str
+    gpus: int = 0
+    cpus: float = 0.0
+    node: str = ""
+
+
+class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Start of an agent; nothing in it is secret. deployment: its name.
+
+    owner_key: CURVE public key (Z85) of the deployment, the only one that may send to the agent. ports: of its sockets,
+    first and last; None: any.
+    """
+
+    deployment: str
+    owner_key: str
+    ports: tuple[int, int] | None = None
+
+
+class StartedAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that waits for its owner. endpoint: of its mailbox, `tcp://ADDRESS:PORT`; key: CURVE public key of that.
+
+    host: name in the bundle. node: Ray's id of the host where it runs. gpus: indices that were reserved.
+    incarnation: of the agents of this host in this deployment, from 1.
+    """
+
+    host: str
+    node: str
+    address: str
+    endpoint: str
+    key: str
+    pid: int
+    incarnation: int
+    gpus: tuple[int, ...] = ()
+
+
+class Placer(Protocol):
+    """Reserves room and starts agents. Calls may take seconds, and raise StartError with what to do."""
+
+    async def start(self, bundles: tuple[Bundle, ...], order: AgentOrder) -> tuple[StartedAgent, ...]:
+        """Reserve all bundles at once and start an agent in each, except those with `host` empty, the local one."""
+
+    async def replace(self, bundle: Bundle, order: AgentOrder) -> StartedAgent:
+        """Start another agent in place of one that was lost. Waits until a host has room for its bundle."""
+
+    async def release(self, hosts: tuple[str, ...] = ()) -> None:
+        """Give back the room of these hosts, of all without names. Agents end by themselves. Never raises."""
