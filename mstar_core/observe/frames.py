@@ -25,6 +25,9 @@ SNAPSHOT_EVENTS: Final = 200
 GRAPH_FACT: Final = "graph"
 """Name of the fact of the conductor's `ready` phase that carries the graph to the supervisor."""
 
+LOCAL: Final = "local"
+"""Key of the supervisor's host in `hosts`; objects on it have an empty `host`."""
+
 
 class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The head: identity, state, cause and totals of a deployment.
@@ -34,7 +37,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     whole requests): of the last minute. audio_x: seconds of audio generated per second. cause: record of the failure
     that the deployment suffers from, none once it is ready again or was stopped. cordoned: ranks whose replicas get no
     new requests. last_failure: the last one, also after
-    it is over: name, message, detail, time (seconds since the epoch) and log.
+    it is over: name, message, detail, time (seconds since the epoch) and log. hosts: number of hosts, 0 for the
+    supervisor's alone.
     """
 
     name: str
@@ -52,6 +56,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     started_at: float = 0.0
     ready_s: float | None = None
     ranks: int = 0
+    hosts: int = 0
     cordoned: list[int] = []
     restarts: int = 0
     running: int = 0
@@ -80,7 +85,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: of its child process, or
-    `cordoned`.
+    `cordoned`. host: key in `hosts`, empty for `local`.
 
     busy: share of time in steps; that of a follower is its leader's. core: share of one CPU core. memory: used by this
     process on its device, weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
@@ -89,6 +94,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     rank: int
+    host: str = ""
     device: str = "cpu"
     gpu: str | None = None
     state: str = ""
@@ -265,7 +271,9 @@ def resumption(causes: Sequence[str], pauses_s: Sequence[float]) -> str:
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU of the host; its key is the index as text. is_stale: the readings are more than a few seconds old.
+    """One GPU. Its key is the index as text, `HOST/INDEX` on another host than the supervisor's.
+
+    host: key in `hosts`, empty for `local`. index: on that host. is_stale: readings more than a few seconds old.
 
     pcie_in_s, pcie_out_s: bytes per second, of two GPUs in turn each second. fan: share of its speed. throttle: reasons
     why its clock is lowered. ecc_errors: uncorrected memory errors since the start of the driver. is_mig: it is split
@@ -273,6 +281,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     index: int
+    host: str = ""
     uuid: str = ""
     name: str = ""
     util: float | None = None
@@ -294,11 +303,28 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Loads of the host; its key is `local`. cores: share of the last second in which each core was busy.
+    """A host with its loads; its key is `local` for the supervisor's, else its name.
 
-    net: bytes per second of all interfaces but the loopback. disk: bytes per second of all disks.
+    cores: share of the last second in which each core was busy. net: bytes per second of all interfaces but the
+    loopback. disk: bytes per second of all disks.
+
+    Of a deployment with several hosts: title: host name. address: at which the others reach it. node: Ray's id. state:
+    `starting` (its agent starts), `ready`, `lost` (its agent is silent) or `waiting` (for room in the cluster); reason:
+    why it is lost, or what it waits for. pid: of its agent; incarnation: of that, from 1. heard: time of its last
+    reading; the loads are as old. round_trip_ms: from the supervisor to the agent and back. versions: of mstarctl,
+    plugins, ray and python by distribution name, `cuda` of the driver.
     """
 
+    title: str = ""
+    address: str = ""
+    node: str = ""
+    state: str = ""
+    reason: str = ""
+    pid: int | None = None
+    incarnation: int = 0
+    heard: float | None = None
+    round_trip_ms: float | None = None
+    versions: dict[str, str] = {}
     cores: list[float] = []
     memory_used: int = 0
     memory_total: int = 0
@@ -313,10 +339,11 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One process; its key is its name. state: spawned, known, ready, ended. phase: of its start, `done` of `total`.
 
-    core: share of one CPU core. restarts: since the deployment began.
+    host: key in `hosts`, empty for `local`. core: share of one CPU core. restarts: since the deployment began.
     """
 
     name: str
+    host: str = ""
     state: str = ""
     pid: int | None = None
     rank: int | None = None
