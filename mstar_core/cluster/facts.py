@@ -8,7 +8,7 @@ import msgspec
 class HostGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU of a host. index: of NVML there. key: of its lock (host/gpu_locks.py). Bytes; free at the survey.
 
-    is_offered: Ray may give it to this deployment.
+    is_offered: Ray may give it to this deployment. holder: deployment that has locked it, as `'NAME' (pid 7)`.
     """
 
     index: int
@@ -17,6 +17,7 @@ class HostGpu(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     free_bytes: int
     is_offered: bool = True
+    holder: str = ""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +25,9 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: unique in the cluster: its host name, with a number if several nodes share it. node: Ray's id. address: at
     which Ray reaches it. is_local: the host of the caller. cpus: offered by Ray, and free_cpus those not reserved.
-    versions: of mstarctl, plugins, ray and python by distribution name, `cuda` of the driver. fault: why the host
-    cannot be used, such as a missing mstarctl; empty if it can.
+    versions: of mstarctl, plugins, ray and python by distribution name, `cuda` of the driver. interfaces: IPv4 address
+    by name, "" for one without; adapters: of RDMA. missing: folders of the survey that cannot be read there.
+    fault: why the host cannot be used, such as a missing mstarctl; empty if it can.
     """
 
     name: str
@@ -38,6 +40,9 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_free: int = 0
     gpus: tuple[HostGpu, ...] = ()
     versions: dict[str, str] = {}
+    interfaces: dict[str, str] = {}
+    adapters: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     fault: str = ""
 
 

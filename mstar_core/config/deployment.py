@@ -40,6 +40,11 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
         """All nodes of which it has weights."""
         return self.nodes + self.follows
 
+    @property
+    def place(self) -> str:
+        """Its device, after the name of its host unless that is the supervisor's: `cuda:0`, `gpu-b cuda:0`."""
+        return f"{self.host} {self.device}".lstrip()
+
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor-parallel group. ranks: the leader first. nodes: those that its ranks compute together."""

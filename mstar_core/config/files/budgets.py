@@ -25,7 +25,7 @@ def with_budgets(spec: ModelSpec, config: ResolvedConfig, plan: Plan) -> Plan:
     by_device: defaultdict[str, list[RankPlan]] = defaultdict(list)
     for rank in plan.ranks:
         _check_shares(spec, config, rank)
-        by_device[rank.device].append(rank)
+        by_device[rank.place].append(rank)
     share_of: dict[int, float] = {}
     for device, ranks in by_device.items():
         share_of |= _divided(config, device, ranks)
