@@ -21,7 +21,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".mstar-installed"
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = "runtime,dev"
+EXTRAS = "runtime,ray,dev"
 OLDEST = (3, 11)
 
 
