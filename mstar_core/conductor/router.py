@@ -1,11 +1,11 @@
-"""Choice of replicas for a request by load and cached prefixes. Owned by the conductor."""
+"""Choice of replicas for a request by load, cached prefixes and hosts. Owned by the conductor."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from mstar_core.conductor.prefixes import Block, Prefixes, prefix_blocks
 from mstar_core.config.deployment import Plan
@@ -59,12 +59,60 @@ def stream_sources(walk: Walk) -> Iterator[tuple[str, str]]:
                 yield from ((edge.stream.name, use.spec.name) for use in graph_nodes(loop))
 
 
+class Options(NamedTuple):
+    """Replicas to choose from. best: those that cost a request least. read: ids of its prompt that each has read.
+
+    prompt_ids: of which that many are known here; 0 if the prompt does not count.
+    """
+
+    best: tuple[int, ...]
+    read: Mapping[int, int]
+    prompt_ids: int
+
+
+class Hosts(NamedTuple):
+    """Hosts for one request, in the order in which it prefers them: first the one that most of its nodes may be on.
+
+    by_rank: names; the supervisor's host has none. order: place of each host; empty if hosts do not matter.
+    """
+
+    by_rank: Mapping[int, str]
+    order: Mapping[str, int]
+
+    @classmethod
+    def of(cls, plan: Plan, options: Collection[Options]) -> Hosts:
+        """Return the hosts of a plan for one request. options: for all its nodes."""
+        by_rank = {each.rank: each.host for each in plan.ranks if each.host}
+        if len(options) < 2 or not by_rank:
+            return cls(by_rank, {})
+        count: Counter[str] = Counter()
+        for option in options:
+            count.update({by_rank.get(rank, "") for rank in option.best})
+        most = sorted(count, key=lambda host: (-count[host], host))
+        return cls(by_rank, {host: number for number, host in enumerate(most)})
+
+    def preferred(self, ranks: Iterable[int]) -> int:
+        """Return the rank to choose among equally good ones."""
+        return min(ranks, key=lambda rank: (self._number(rank), rank))
+
+    def reason(self, rank: int, best: Iterable[int]) -> str:
+        """Return the part of the hosts in the choice of a rank; empty if they did not matter."""
+        if len({self._number(other) for other in best}) == 1:
+            return ""
+        host = self.by_rank.get(rank, "")
+        return f", on {f'host {host}' if host else 'the host of the supervisor'} like most of its nodes"
+
+    def _number(self, rank: int) -> int:
+        return self.order.get(self.by_rank.get(rank, ""), 0)
+
+
 @dataclass(slots=True)
 class Router:
     """Picks a replica for every node. Nodes whose replicas have the same leaders get the same one, to share a rank.
 
     Each replica is weighed by its open requests, less the saved prefill of what it has read of the prompt: one request
-    for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only.
+    for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only. Replicas
+    that are still equal then keep the nodes of a request on one host, see `Hosts`.
 
     load: open requests per rank. ready: ranks that take work. cordoned: ranks that are chosen only if no other replica
     is ready, and never for a resumed request, which waits instead: it may come from there. has_prefix_caches: whether
@@ -88,16 +136,26 @@ class Router:
         """
         blocks = prefix_blocks(message) if message is not None and self._leaders_that_read else []
         is_resumed = message is not None and message.resume is not None
-        reasons: list[str] = []
-        chosen: dict[Leaders, int] = {}
+        places = [place for partition in partitions for place in self._places(partition)]
+        options = {
+            leaders: self._options(leaders, blocks, is_resumed=is_resumed)
+            for leaders in dict.fromkeys(_leaders(replicas) for _, _, replicas in places)
+        }
+        hosts = Hosts.of(self.plan, options.values())
+        chosen = {leaders: hosts.preferred(option.best) for leaders, option in options.items()}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
-        for partition in partitions:
-            for walk, node, replicas in self._places(partition):
-                rank = self._home(replicas, chosen, blocks, reasons, is_resumed=is_resumed)
-                if by_node.setdefault(node, rank) != rank:
-                    by_walk.setdefault(walk, {})[node] = rank
-        return Homes(by_node=by_node, by_walk=by_walk, reasons=tuple(reasons))
+        for walk, node, replicas in places:
+            rank = chosen[_leaders(replicas)]
+            if by_node.setdefault(node, rank) != rank:
+                by_walk.setdefault(walk, {})[node] = rank
+        for leaders, rank in chosen.items():
+            if leaders in self._leaders_that_read:
+                self.prefixes.read(rank, blocks)
+        reasons = tuple(
+            self._reason(chosen[leaders], option, hosts) for leaders, option in options.items() if len(leaders) > 1
+        )
+        return Homes(by_node=by_node, by_walk=by_walk, reasons=reasons)
 
     @property
     def _leaders_that_read(self) -> frozenset[Leaders]:
@@ -124,46 +182,36 @@ class Router:
             raise EngineError(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return replicas
 
-    def _home(
-        self,
-        replicas: Replicas,
-        chosen: dict[Leaders, int],
-        blocks: Sequence[Block],
-        reasons: list[str],
-        *,
-        is_resumed: bool,
-    ) -> int:
-        leaders = _leaders(replicas)
-        if leaders not in chosen:
-            # The leader of a tensor-parallel group is ready once its followers are.
-            ready = [leader for leader in leaders if leader in self.ready]
-            live = [leader for leader in ready if leader not in self.cordoned] or ([] if is_resumed else ready)
-            if not live:
-                raise WorkerLost("no worker is available for this request", hint="try again in a few seconds")
-            reads = leaders in self._leaders_that_read
-            chosen[leaders], reason = self._best(live, blocks if reads else ())
-            if len(leaders) > 1:
-                reasons.append(reason)
-            if reads:
-                self.prefixes.read(chosen[leaders], blocks)
-        return chosen[leaders]
-
-    def _best(self, live: Sequence[int], blocks: Sequence[Block]) -> tuple[int, str]:
-        """Return the replica for a prompt, and why."""
-        least = min(live, key=lambda rank: (self.load[rank], rank))
-        loads = f"{self.load[least]} open" + ("" if len(live) > 1 else ", no other replica is ready")
-        if not blocks or len(live) == 1:
-            return least, f"rank {least}: least loaded ({loads})"
-        read = {rank: self.prefixes.match(rank, blocks) for rank in live}
+    def _options(self, leaders: Leaders, blocks: Sequence[Block], *, is_resumed: bool) -> Options:
+        """Return what there is to choose among replicas. Raises WorkerLost if none is ready."""
+        # The leader of a tensor-parallel group is ready once its followers are.
+        ready = [leader for leader in leaders if leader in self.ready]
+        live = [leader for leader in ready if leader not in self.cordoned] or ([] if is_resumed else ready)
+        if not live:
+            raise WorkerLost("no worker is available for this request", hint="try again in a few seconds")
+        if len(live) == 1 or leaders not in self._leaders_that_read:
+            blocks = ()
+        read = {rank: self.prefixes.match(rank, blocks) for rank in live} if blocks else dict.fromkeys(live, 0)
         cost = {rank: self.load[rank] - min(SPARE, read[rank] / IDS_PER_REQUEST) for rank in live}
-        best = min(live, key=lambda rank: (cost[rank], rank))
-        if read[best]:
-            part = f"has read {read[best]} of {sum(block.ids for block in blocks)} ids of the prompt"
-            others = min(self.load[rank] for rank in live if rank != best)
-            return best, f"rank {best}: {part}, {self.load[best]} open, at least {others} elsewhere"
-        owner = max(live, key=lambda rank: read[rank])
+        least = min(cost.values())
+        return Options(
+            best=tuple(rank for rank in live if cost[rank] == least),
+            read=read,
+            prompt_ids=sum(block.ids for block in blocks),
+        )
+
+    def _reason(self, rank: int, option: Options, hosts: Hosts) -> str:
+        """Return why a request goes to a replica."""
+        read, place = option.read, hosts.reason(rank, option.best)
+        if len(read) == 1:
+            return f"rank {rank}: least loaded ({self.load[rank]} open, no other replica is ready)"
+        if read[rank]:
+            part = f"has read {read[rank]} of {option.prompt_ids} ids of the prompt"
+            others = min(self.load[other] for other in read if other != rank)
+            return f"rank {rank}: {part}, {self.load[rank]} open, at least {others} elsewhere{place}"
+        owner = max(read, key=lambda other: read[other])
         but = f"; rank {owner} has read {read[owner]} ids, but {self.load[owner]} are open there" if read[owner] else ""
-        return best, f"rank {best}: least loaded ({self.load[best]} open){but}"
+        return f"rank {rank}: least loaded ({self.load[rank]} open){place}{but}"
 
     def split_streams(self, partitions: Iterable[Partition], homes: Homes) -> list[str]:
         """Return the streams that nodes on several ranks feed, one after the other."""

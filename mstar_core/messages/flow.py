@@ -26,7 +26,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
-    """Worker to worker: values and marks of one step. sent: CLOCK_MONOTONIC, as in all messages below."""
+    """Worker to worker: values and marks of one step.
+
+    sent: CLOCK_MONOTONIC, as in all messages below; 0.0 for a receiver on another host, which has another clock.
+    """
 
     items: list[Value]
     sent: float = 0.0

@@ -86,10 +86,15 @@ class ChildLife:
         fd_endpoint: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """supervisor: endpoint of its mailbox; empty in tests, then nothing is sent and silence has no effect."""
+        """supervisor: endpoint of its mailbox; empty in tests, then nothing is sent and silence has no effect.
+
+        The owner sets the endpoints for other hosts, if there are any, before the first `beat`, which announces them.
+        """
         self.name = name
         self.incarnation = incarnation
         self.endpoint = f"ipc://{spec.ipc_dir / f'{name}.{incarnation}'}"
+        self.fd_endpoint = fd_endpoint
+        self.remote_endpoint = self.blob_endpoint = ""
         self.known = False
         self.stale = 0
         self.stop_reason: str | None = None
@@ -97,7 +102,8 @@ class ChildLife:
         self._courier = courier
         self._peers = Peers()
         self._clock = clock
-        self._fd_endpoint = fd_endpoint
+        self._host = spec.on_host
+        self._elsewhere: set[str] = set()  # peers of other hosts
         self._alone = not supervisor
         self._phase = ""
         self._ready: Phase | None = None  # to be sent once the process is known
@@ -177,7 +183,7 @@ class ChildLife:
                 self._introduced(message)
                 self._silence_s = 0.0
             case PeerUp():
-                self._courier.connect(message.name, message.endpoint, message.incarnation)
+                self._connect(message)
                 return False
             case PeerDown():
                 self._courier.disconnect(message.name, message.incarnation)
@@ -190,6 +196,26 @@ class ChildLife:
             case _:
                 return False
         return True
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Return whether a peer is on another host: its clock and its memory are not those of this process."""
+        return name in self._elsewhere
+
+    def tensor_endpoint(self, message: PeerUp) -> str:
+        """Return where this process gets the tensors of a peer; empty if the peer lends none."""
+        return message.fd_endpoint if message.host == self._host else message.blob_endpoint
+
+    def _connect(self, message: PeerUp) -> None:
+        endpoint = message.endpoint
+        if message.host == self._host:
+            self._elsewhere.discard(message.name)
+        else:
+            self._elsewhere.add(message.name)
+            endpoint = message.remote_endpoint
+        if endpoint:
+            self._courier.connect(message.name, endpoint, message.incarnation)
+        else:
+            log.error("%s has no endpoint for other hosts", message.name)
 
     def _introduced(self, message: PeerUp) -> None:
         """Handle the supervisor's answer to the hello, which follows the introductions of all peers."""
@@ -260,7 +286,10 @@ class ChildLife:
             incarnation=self.incarnation,
             pid=os.getpid(),
             endpoint=self.endpoint,
-            fd_endpoint=self._fd_endpoint,
+            fd_endpoint=self.fd_endpoint,
+            host=self._host,
+            remote_endpoint=self.remote_endpoint,
+            blob_endpoint=self.blob_endpoint,
         )
 
     def _send(self, message: Any) -> None:

@@ -47,7 +47,8 @@ class MoveTarget(Protocol):
 class CacheMoves:
     """Moves before runs, and counts of them. Owned by the executor.
 
-    sent, received: caches. sent_bytes, received_bytes: their size. transfer_s: from sending to import, summed.
+    sent, received: caches. sent_bytes, received_bytes: their size. transfer_s: from sending to import, summed over
+    those that came from this host.
     """
 
     def __init__(
@@ -132,10 +133,16 @@ class CacheMoves:
             moving.missing.discard(move)
             self.received += 1
             self.received_bytes += entry.size_bytes
-            self.transfer_s += max(0.0, self._clock() - entry.sent)
-            self._tracer.cache_came(request, move.node, moving.message.walk, entry.sent, entry.size_bytes)
-            self._edges.arrived(cache_edge(move.node), move.node, move.rank, max(0.0, self._clock() - entry.sent))
+            if entry.sent:
+                self._note_transfer(entry)
         self._go_on(request, moving)
+
+    def _note_transfer(self, entry: MoveJob) -> None:
+        """Count the time of a cache from another rank of this host."""
+        move, transfer_s = entry.move, max(0.0, self._clock() - entry.sent)
+        self.transfer_s += transfer_s
+        self._tracer.cache_came(entry.request, move.node, entry.moving.message.walk, entry.sent, entry.size_bytes)
+        self._edges.arrived(cache_edge(move.node), move.node, move.rank, transfer_s)
 
     def counters(self) -> dict[str, float]:
         """Return the counts for telemetry; empty without moves."""

@@ -130,10 +130,12 @@ class Outbox:
         transport: TensorTransport,
         copy: Callable[[Tensor], PendingCopy | None] = start_copy,
         peer_memory: PeerMemory | None = None,
+        is_elsewhere: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """copy: starts the copy of a tensor to the host; returns None for a tensor that is there.
 
-        peer_memory: takes tensors to workers on GPUs of this host; None on a CPU.
+        peer_memory: takes tensors to workers on GPUs of this host; None on a CPU. is_elsewhere: whether a receiver is
+        on another host, where times of this host's clock mean nothing.
         """
         self.sent_outputs = 0
         self.journal = PendingDraws()
@@ -143,6 +145,7 @@ class Outbox:
         self._transport = transport
         self._copy = copy
         self._peer_memory = peer_memory
+        self._is_elsewhere = is_elsewhere
         self._turn = _Turn()
         self._waiting: deque[_Turn] = deque()
         self._saving: list[_Saving] = []
@@ -178,7 +181,7 @@ class Outbox:
     def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
         """Put one tensor item on a stream whose consumer is on another rank."""
         name = worker_name(rank)
-        message: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
+        message: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=self._sent(name))
         self._turn.control.append((name, self._with_tensor(message, tensor, name)))
 
     def cache(
@@ -289,14 +292,13 @@ class Outbox:
             for message in messages:
                 if not self._send(API, message):
                     without_outputs.update(_handles(message))
-        sent = monotonic() if turn.ids or turn.values else 0.0
         for (rank, stream), (handles, indices, ids) in turn.ids.items():
-            self._send(
-                worker_name(rank), StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent)
-            )
+            name = worker_name(rank)
+            sent = self._sent(name)
+            self._send(name, StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent))
         for rank, values in turn.values.items():
             name = worker_name(rank)
-            self._send(name, Values(items=self._complete(values, name), sent=sent))
+            self._send(name, Values(items=self._complete(values, name), sent=self._sent(name)))
         for rank, cache in turn.caches:
             self._send_cache(worker_name(rank), cache)
         for name, item in turn.control:
@@ -326,9 +328,13 @@ class Outbox:
             **{name: by_field[name][0][1] for name in ("seen", "counts") if name in by_field},
             values=dict(by_field["values"]),
             held=dict(by_field["held"]),
-            sent=monotonic(),
+            sent=self._sent(to),
         )
         self._send(to, message)
+
+    def _sent(self, to: str) -> float:
+        """Return the time for a message's `sent`."""
+        return 0.0 if self._is_elsewhere(to) else monotonic()
 
     def _with_values(self, states: list[_Saving]) -> Iterator[Saved]:
         """Yield the states of loops with their tensors in the transport. One without room is left out."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from mstar_core.conductor.prefixes import BLOCK_IDS, MOST_KNOWN, Block, Prefixes, prefix_blocks
 from mstar_core.conductor.router import IDS_PER_REQUEST, SPARE, Router
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.messages.requests import NewRequest, SegmentRef
 from mstar_core.transport.tensors import inline
 from tests.conductor.test_conductor import MODEL, placed
@@ -111,6 +112,51 @@ def test_nodes_beside_the_leaders_of_groups_share_the_chosen_group() -> None:
     homes = made.choose(MODEL.partitions, asked(range(2 * IDS_PER_REQUEST)))
     assert {homes.by_node[node] for node in each if node in homes.by_node} == {0}
     assert len(homes.reasons) == 1
+
+
+def over_hosts(lm: str, codec: str) -> Router:
+    """Return a router of a model with replicas of both nodes; a letter is the host of a rank, - the supervisor's."""
+    ranks = tuple(
+        RankPlan(rank=rank, device="cpu", nodes=(), host=host.replace("-", "")) for rank, host in enumerate(lm + codec)
+    )
+    replicas = {
+        "lm": tuple((rank,) for rank in range(len(lm))),
+        "codec": tuple((rank,) for rank in range(len(lm), len(ranks))),
+    }
+    placements = tuple(NodePlacement(node=node, replicas=each) for node, each in replicas.items())
+    made = Router(MODEL, Plan(ranks=ranks, placements=placements))
+    made.ready |= {rank.rank for rank in ranks}
+    return made
+
+
+def hops(made: Router) -> tuple[int, int]:
+    homes = made.choose(MODEL.partitions, asked(range(8)))
+    return homes.by_node["lm"], homes.by_node["codec"]
+
+
+def test_equally_loaded_replicas_keep_the_nodes_of_a_request_on_one_host() -> None:
+    assert hops(over_hosts("ab", "ba")) == (0, 3)
+    assert hops(over_hosts("-b", "b-")) == (0, 3)
+    assert hops(over_hosts("ab", "b")) == (1, 2), "the only codec decides"
+    made = over_hosts("ab", "ba")
+    made.load.update({0: 1})
+    assert hops(made) == (1, 2), "the less loaded replica of one node decides where the other one is"
+
+
+def test_the_load_counts_more_than_the_host() -> None:
+    made = over_hosts("ab", "b")
+    made.load.update({1: 1})
+    assert hops(made) == (0, 2)
+
+
+def test_a_choice_by_host_is_named_in_the_reason() -> None:
+    homes = over_hosts("ab", "b").choose(MODEL.partitions, asked(range(8)))
+    assert homes.reasons == ("rank 1: least loaded (0 open), on host b like most of its nodes",)
+    homes = over_hosts("b-", "-").choose(MODEL.partitions, asked(range(8)))
+    assert homes.reasons == ("rank 1: least loaded (0 open), on the host of the supervisor like most of its nodes",)
+    made = over_hosts("ab", "b")
+    made.load.update({0: 1})
+    assert made.choose(MODEL.partitions, asked(range(8))).reasons == ("rank 1: least loaded (0 open)",)
 
 
 def test_a_rank_that_ended_is_forgotten() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from mstar_core.conformance.clock import FakeClock
@@ -30,6 +31,7 @@ from tests.fakes.courier import FakeCourier
 @dataclass
 class Deployed:
     run_dir: str
+    on_host: str = ""
 
     @property
     def ipc_dir(self) -> Path:
@@ -120,6 +122,52 @@ def test_peers_are_connected_and_left_to_the_owner_to_act_on(life: ChildLife, po
     down = PeerDown(name="api", incarnation=0, cause="killed")
     assert told(life, down) == [down]
     assert "api" not in post.peers
+
+
+def on_host(host: str, folder: Path, post: FakeCourier) -> ChildLife:
+    deployed = cast("Any", Deployed(str(folder), host))
+    return ChildLife("worker-0", 1, deployed, cast("Any", post), supervisor="tcp://10.0.0.1:7000", fd_endpoint="/w.fd")
+
+
+def peer(name: str, host: str) -> PeerUp:
+    return PeerUp(
+        name=name,
+        incarnation=0,
+        endpoint=f"ipc:///{name}",
+        fd_endpoint=f"/{name}.fd",
+        host=host,
+        remote_endpoint=f"tcp://10.0.0.9:1{len(name)}",
+        blob_endpoint=f"tcp://10.0.0.9:2{len(name)}",
+    )
+
+
+@pytest.mark.parametrize("host", ["", "b"])
+def test_peers_of_the_own_host_are_reached_by_sockets_in_its_file_system_and_others_by_tcp(
+    host: str, tmp_path: Path, post: FakeCourier
+) -> None:
+    life = on_host(host, tmp_path, post)
+    near, far = peer("api", host), peer("worker-1", "c")
+    assert told(life, near) == [near] and told(life, far) == [far]
+    assert post.peers["api"] == near.endpoint and post.peers["worker-1"] == far.remote_endpoint
+    assert (life.tensor_endpoint(near), life.tensor_endpoint(far)) == (near.fd_endpoint, far.blob_endpoint)
+    assert not life.is_elsewhere("api") and life.is_elsewhere("worker-1") and not life.is_elsewhere("supervisor")
+
+
+def test_the_hello_says_where_other_hosts_reach_the_process(tmp_path: Path, post: FakeCourier) -> None:
+    life = on_host("b", tmp_path, post)
+    life.remote_endpoint, life.blob_endpoint = "tcp://10.0.0.2:7001", "tcp://10.0.0.2:7002"
+    life.beat(time.monotonic() + 1.0)
+    (hello,) = post.of(Hello)
+    assert (hello.host, hello.remote_endpoint, hello.blob_endpoint) == ("b", *("tcp://10.0.0.2:700" + n for n in "12"))
+    assert (hello.endpoint, hello.fd_endpoint) == (life.endpoint, "/w.fd")
+
+
+def test_a_peer_without_an_endpoint_for_other_hosts_is_reported(
+    tmp_path: Path, post: FakeCourier, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = on_host("b", tmp_path, post)
+    told(life, msgspec.structs.replace(peer("api", ""), remote_endpoint=""))
+    assert set(post.peers) == {"supervisor"} and "api" in caplog.text
 
 
 CANCEL = CancelRequest(handle=1)

@@ -67,7 +67,15 @@ class Setup:
         self.stalled: set[str] = set()
         self.gone: set[str] = set()
         self.transport = Transport()
-        self.outbox = Outbox("worker-0", 0, self, self.transport, self.copy)  # type: ignore[arg-type]
+        self.elsewhere: set[str] = set()
+        self.outbox = Outbox(
+            "worker-0",
+            0,
+            self,
+            self.transport,  # type: ignore[arg-type]
+            self.copy,
+            is_elsewhere=self.elsewhere.__contains__,
+        )
 
     def send(self, name: str, message: Any) -> bool:
         if name in self.stalled and not isinstance(message, WorkFailed):
@@ -223,3 +231,16 @@ def test_streams_go_on_while_shared_memory_is_full(setup: Setup) -> None:
     assert [[item.handle for item in message.items] for message in sent] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
     assert all(int(inline_array(item.ref)[0]) == item.handle for message in sent for item in message.items)
     assert [len(message.finished) for message in sent] == [0, 0, 0, 0, 1], "the end comes with the last outputs"
+
+
+def test_only_receivers_of_the_same_host_get_times_of_its_clock(setup: Setup) -> None:
+    setup.elsewhere.add("worker-2")
+    for rank in (1, 2):
+        setup.outbox.stream_id(rank, "ids", 7, 0, 5)
+        setup.outbox.value(rank, 7, 1, 0, "features", [], None)
+        setup.outbox.stream_tensor(rank, "codes", 7, 0, torch.zeros(2))
+        setup.finish()
+    setup.outbox.flush()
+    sent = {name: [message.sent for to, message in setup.sent if to == name] for name in ("worker-1", "worker-2")}
+    assert len(sent["worker-1"]) == 3 and all(sent["worker-1"])
+    assert sent["worker-2"] == [0.0] * 3
