@@ -111,8 +111,8 @@ class Router:
     """Picks a replica for every node. Nodes whose replicas have the same leaders get the same one, to share a rank.
 
     Each replica is weighed by its open requests, less the saved prefill of what it has read of the prompt: one request
-    for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only. Replicas
-    that are still equal then keep the nodes of a request on one host, see `Hosts`.
+    for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only.
+    Replicas that are still equal then keep the nodes of a request on one host, see `Hosts`.
 
     load: open requests per rank. ready: ranks that take work. cordoned: ranks that are chosen only if no other replica
     is ready, and never for a resumed request, which waits instead: it may come from there. has_prefix_caches: whether
