@@ -1,4 +1,4 @@
-"""Sending of messages: one PUSH socket with a bounded queue per peer. No call blocks.
+"""Sending of messages: one PUSH socket with a bounded queue per peer, of this host or another. No call blocks.
 
 Owned by the main loop of api, conductor, worker and supervisor and used from its thread. A peer that stops reading
 loses its own messages and never stalls the loop. Messages that end something are not lost: they wait for room.
@@ -19,10 +19,13 @@ from mstar_core.messages.life import Drained
 from mstar_core.messages.requests import CancelRequest, RequestFailed, RequestFinished
 from mstar_core.messages.wire import Message, WireCodec
 from mstar_core.messages.work import CloseRequest, ReleaseSignal, WorkFailed
+from mstar_core.transport.curve import connect_curve
+from mstar_core.transport.remote import CurveKeys
 
 RECONNECT_MS = 20  # short, because a peer may be announced before it has bound its socket
 QUEUE_MESSAGES = 4000
 MESSAGE_BYTES = 16 << 20
+TCP: Final = "tcp://"
 
 ENDINGS: Final = (
     TensorFreed,
@@ -50,7 +53,11 @@ class _Peer(NamedTuple):
 
 
 class Courier(Closing):
-    """Sends messages to peers by name, in order per peer, each once. ZMQ's thread delivers them."""
+    """Sends messages to peers by name, in order per peer, each once. ZMQ's thread delivers them.
+
+    A peer of another host is reached by TCP with CURVE. If its connection breaks, what was on the way is lost and what
+    waits follows on the next connection. keys: of this process for such peers; may be set later.
+    """
 
     def __init__(
         self,
@@ -59,8 +66,10 @@ class Courier(Closing):
         *,
         queue_messages: int = QUEUE_MESSAGES,
         message_bytes: int = MESSAGE_BYTES,
+        keys: CurveKeys | None = None,
     ) -> None:
         """queue_messages: high-water mark of ZMQ per peer. message_bytes: limit of one message."""
+        self.keys = keys
         self._context = context
         self._encode = codec.encode
         self._queue_messages = queue_messages
@@ -73,8 +82,10 @@ class Courier(Closing):
         """Names and incarnations of the connected peers."""
         return {name: peer.incarnation for name, peer in self._peers.items()}
 
-    def connect(self, name: str, endpoint: str, incarnation: int) -> bool:
+    def connect(self, name: str, endpoint: str, incarnation: int, *, server_key: str | None = None) -> bool:
         """Connect to a peer. A higher incarnation replaces a lower one; late announcements are ignored.
+
+        server_key: CURVE public key of a peer at `tcp://`; None: that of the deployment, `keys.public`.
 
         Returns whether there is a new connection. Raises TransportError for an endpoint that ZMQ rejects.
         """
@@ -84,15 +95,23 @@ class Courier(Closing):
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, self._queue_messages)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
+            self._dial(socket, endpoint, server_key)
+        except (zmq.ZMQError, TransportError) as error:
             socket.close(0)
             raise TransportError("a peer cannot be reached", f"{name} at {endpoint}: {error}", peer=name) from error
         self.disconnect(name)
         self._peers[name] = _Peer(incarnation, socket, deque())
         return True
+
+    def _dial(self, socket: zmq.Socket[bytes], endpoint: str, server_key: str | None) -> None:
+        if not endpoint.startswith(TCP):
+            socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+            socket.connect(endpoint)
+            return
+        if self.keys is None:
+            raise TransportError("this process has no keys for peers of other hosts")
+        connect_curve(socket, endpoint, self.keys, server_key or self.keys.public)
 
     def disconnect(self, name: str, incarnation: int | None = None) -> None:
         """Drop a connection and its queue. incarnation: the one that ended; a newer one stays connected."""

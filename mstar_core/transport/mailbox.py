@@ -1,4 +1,4 @@
-"""Inbox of a process: a bound PULL socket that is drained in batches.
+"""Inbox of a process: bound PULL sockets, for its own host and for others, that are drained in batches.
 
 Owned by the main loop of api, conductor, worker and supervisor and used from its thread. The descriptor of a ZMQ socket
 is edge-triggered and may stay silent while messages wait, so readers drain until the socket raises Again.
@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -19,7 +20,10 @@ from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.transport.address import check_path, socket_file
+from mstar_core.transport.curve import serve_curve
+from mstar_core.transport.remote import RemoteAccess, bind_remote
 from mstar_core.transport.spin import spin_then_block
+from mstar_core.transport.zap import Authenticator
 
 DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
 
@@ -33,54 +37,118 @@ class Malformed:
 
 
 class Mailbox(Closing):
-    """The inbox of one process."""
+    """The inbox of one process. endpoint, remote_endpoint: for senders of this host and of others, empty without.
+
+    Messages of one sender arrive in order, because it uses one of the two.
+    """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: WireCodec, *, queue_messages: int = 1000
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        codec: WireCodec,
+        *,
+        queue_messages: int = 1000,
+        remote: RemoteAccess | None = None,
     ) -> None:
-        """Bind `endpoint`. queue_messages: high-water mark of ZMQ per sender.
+        """Bind `endpoint`, unless it is empty, and a TCP port for other hosts if there is `remote`.
 
-        Raises TransportError when the path is too long, taken, or in a directory that others can open.
+        queue_messages: high-water mark of ZMQ per sender. Only one mailbox of a context may have `remote`.
+
+        Raises TransportError when the path is too long, taken, or in a directory that others can open, or when no port
+        is free.
         """
         self.endpoint = endpoint
+        self.remote_endpoint = ""
         self._decode = codec.decode
-        self._file = socket_file(endpoint)
+        self._file: Path | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callback: Callable[[list[Envelope | Malformed]], None] | None = None
         self._again: asyncio.Handle | None = None
-        if self._file is not None:
-            check_path(self._file)
-        self._socket = context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVHWM, queue_messages)
-        try:
-            self._socket.bind(endpoint)
-            if self._file is not None:
-                os.chmod(self._file, 0o600)
-        except (zmq.ZMQError, OSError) as error:
-            self._socket.close(0)
-            raise TransportError("a mailbox cannot be opened", f"{endpoint}: {error}") from error
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._is_closed = False
+        self._sockets: list[zmq.Socket[bytes]] = []
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._authenticator: Authenticator | None = None
+        try:
+            if endpoint:
+                self._bind(context, queue_messages)
+            if remote is not None:
+                self._bind_remote(context, queue_messages, remote)
+        except BaseException:
+            self.close()
+            raise
 
-    @property
-    def fd(self) -> int:
-        """The edge-triggered descriptor. After each wake-up drain until the list is shorter than its limit."""
-        return int(self._socket.getsockopt(zmq.FD))
+    def _bind(self, context: zmq.Context[zmq.Socket[bytes]], queue_messages: int) -> None:
+        file = socket_file(self.endpoint)
+        if file is not None:
+            check_path(file)
+        socket = self._open_socket(context, queue_messages)
+        self._file = file
+        try:
+            socket.bind(self.endpoint)
+            if file is not None:
+                os.chmod(file, 0o600)
+        except (zmq.ZMQError, OSError) as error:
+            raise TransportError("a mailbox cannot be opened", f"{self.endpoint}: {error}") from error
+
+    def _bind_remote(self, context: zmq.Context[zmq.Socket[bytes]], queue_messages: int, remote: RemoteAccess) -> None:
+        self._authenticator = Authenticator(context, remote.accepted_key)
+        socket = self._open_socket(context, queue_messages)
+        serve_curve(socket, remote.keys)
+        self.remote_endpoint = bind_remote(socket, remote)
+
+    def _open_socket(self, context: zmq.Context[zmq.Socket[bytes]], queue_messages: int) -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.PULL)
+        self._sockets.append(socket)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, queue_messages)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
 
     def drain(self, limit: int = DRAIN_LIMIT) -> list[Envelope | Malformed]:
-        """Return up to `limit` waiting messages in order. Never blocks and never raises for bad messages.
+        """Return up to `limit` waiting messages, those of each sender in order. Also runs the callbacks of `watch`.
 
-        A list of `limit` messages means that more may wait.
+        Never blocks and never raises for bad messages. A list of `limit` messages means that more may wait.
         """
+        for callback in self._watched.values():
+            callback()
         taken: list[Envelope | Malformed] = []
-        receive = self._socket.recv
+        if len(self._sockets) == 1:
+            self._take(self._sockets[0], taken, limit)
+            return taken
+        self._sockets.reverse()  # the two take turns at the first half
+        first, second = self._sockets
+        self._take(first, taken, limit // 2)
+        self._take(second, taken, limit)
+        self._take(first, taken, limit)
+        return taken
+
+    def _take(self, socket: zmq.Socket[bytes], taken: list[Envelope | Malformed], limit: int) -> None:
+        receive = socket.recv
         try:
             while len(taken) < limit:
                 taken.append(self._open(receive(zmq.NOBLOCK)))
         except zmq.Again:
             pass
-        return taken
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` in each `drain`, and wake the owner's loop while the descriptor is readable.
+
+        The callback must return at once if there is nothing to do, leave the descriptor unreadable, and not raise.
+        """
+        self._watched[fd] = callback
+        self._poller.register(fd, zmq.POLLIN)
+        if self._loop is not None:
+            self._loop.add_reader(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        """End `watch`. Safe to call twice."""
+        if self._watched.pop(fd, None) is None:
+            return
+        self._poller.unregister(fd)
+        if self._loop is not None:
+            self._loop.remove_reader(fd)
 
     def wait(self, timeout_s: float, *, spin_s: float = 0.0) -> bool:
         """Wait for a message. For loops without asyncio. Returns False on timeout.
@@ -97,24 +165,34 @@ class Mailbox(Closing):
         if self._loop is not None:
             raise TransportError("a mailbox is attached already", self.endpoint)
         self._loop, self._callback = loop, callback
-        loop.add_reader(self.fd, self._turn)
+        for socket in self._sockets:
+            loop.add_reader(int(socket.getsockopt(zmq.FD)), self._turn)
+        for fd, watcher in self._watched.items():
+            loop.add_reader(fd, watcher)
         self._again = loop.call_soon(self._turn)  # earlier messages trigger no edge
 
     def detach(self) -> None:
         """Stop the callbacks. Messages stay in the mailbox. Safe to call twice."""
         if self._loop is None:
             return
-        self._loop.remove_reader(self.fd)
+        for socket in self._sockets:
+            self._loop.remove_reader(int(socket.getsockopt(zmq.FD)))
+        for fd in self._watched:
+            self._loop.remove_reader(fd)
         if self._again is not None:
             self._again.cancel()
         self._loop = self._callback = self._again = None
 
     def close(self) -> None:
-        """Drop all messages, free the socket and remove its file. Safe to call twice."""
-        if self._socket.closed:
+        """Drop all messages, free the sockets and remove the file. Safe to call twice."""
+        if self._is_closed:
             return
+        self._is_closed = True
         self.detach()
-        self._socket.close(0)
+        for socket in self._sockets:
+            socket.close(0)
+        if self._authenticator is not None:
+            self._authenticator.close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
