@@ -24,10 +24,11 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A host of the cluster, as a task on it has seen it.
 
     name: unique in the cluster: its host name, with a number if several nodes share it. node: Ray's id. address: at
-    which Ray reaches it. is_local: the host of the caller. cpus: offered by Ray, and free_cpus those not reserved.
-    versions: of mstarctl, plugins, ray and python by distribution name, `cuda` of the driver. interfaces: IPv4 address
-    by name, "" for one without; adapters: of RDMA. missing: folders of the survey that cannot be read there.
-    fault: why the host cannot be used, such as a missing mstarctl; empty if it can.
+    which Ray reaches it. is_local: the host of the caller. cpus, gpu_count: offered by Ray; free_cpus, free_gpus: not
+    reserved. Which GPUs are free, only a reservation tells. versions: of mstarctl, plugins, ray and python by
+    distribution name, `cuda` of the driver. interfaces: IPv4 address by name, "" for one without; adapters: of RDMA.
+    missing: folders of the survey that cannot be read there. fault: why the host cannot be used, such as a missing
+    mstarctl; empty if it can.
     """
 
     name: str
@@ -39,6 +40,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int = 0
     memory_free: int = 0
     gpus: tuple[HostGpu, ...] = ()
+    gpu_count: float = 0.0
+    free_gpus: float = 0.0
     versions: dict[str, str] = {}
     interfaces: dict[str, str] = {}
     adapters: tuple[str, ...] = ()

@@ -16,6 +16,8 @@ from mstar_core.config.key import Setting
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, values_of
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
+from mstar_core.host.gpus import Gpu, visible_gpus
+from mstar_core.host.gpus import gpus as present_gpus
 from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import commented_file, differences
 from mstarctl.authoring.config_schema import default_shown, explain, json_schema
@@ -26,8 +28,6 @@ from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
 from mstarctl.start.choice import GB, auto_count, choose
 from mstarctl.start.hardware.admission import admission, weights_on_devices
-from mstarctl.start.hardware.gpus import Gpu, visible_gpus
-from mstarctl.start.hardware.gpus import gpus as present_gpus
 from mstarctl.start.plan import as_started
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 

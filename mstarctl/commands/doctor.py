@@ -17,6 +17,7 @@ import typer
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import gpu_holder, lock_folder
+from mstar_core.host.gpus import gpu_names
 from mstar_core.host.ports import bind_error
 from mstar_core.host.run_dir import deployments, runtime_root
 from mstarctl.client.log_dirs import state_root
@@ -26,7 +27,6 @@ from mstarctl.output import Column, Printer, size_text
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
 from mstarctl.start.hardware.devices import torch_version
-from mstarctl.start.hardware.gpus import gpu_names
 
 COLUMNS = (Column("CHECK", "name"), Column("STATE", "state"), Column("DETAIL", "detail"))
 LEAST_PYTHON: Final = (3, 11)

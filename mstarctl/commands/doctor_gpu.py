@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import MstarError, TransportError
+from mstar_core.host.gpus import Gpu, gpus
 from mstar_core.host.network import adapters, transfer_engine
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text
 from mstarctl.plugins import Plugins
-from mstarctl.start.hardware.gpus import Gpu, gpus
 from mstarctl.start.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
 
 LITTLE_MEMORY: Final = 4 << 30

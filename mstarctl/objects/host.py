@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.host.gpu_locks import Holder, gpu_holder
+from mstar_core.host.gpus import Gpu, gpus
 from mstarctl.output.table import Column, render_table
 from mstarctl.output.units import counted, size_text
-from mstarctl.start.hardware.gpus import Gpu, gpus
 
 MEMINFO: Final = Path("/proc/meminfo")
 COLUMNS: Final = (

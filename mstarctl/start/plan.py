@@ -22,6 +22,7 @@ from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, 
 from mstar_core.host.aliases import next_link
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
+from mstar_core.host.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstar_core.host.groups import group_id
 from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.ports import check_port, port_claimant
@@ -35,7 +36,6 @@ from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
-from mstarctl.start.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstarctl.start.movable_state import check_moves
 from mstarctl.start.options import UpOptions, absolute, overrides
 from mstarctl.start.replaced import Replaced, check_beside, find_replaced

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
+from mstar_core.host.gpus import Gpu
 from mstarctl.client.store import Store
 from mstarctl.objects.host import host_lines, read_host
-from mstarctl.start.hardware.gpus import Gpu
 from mstarctl.top.data.host import HostDeployment, HostView
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import UNICODE

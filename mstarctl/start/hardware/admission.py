@@ -8,10 +8,10 @@ from typing import Final
 
 from mstar_core.config.deployment import Plan, RankPlan
 from mstar_core.config.resolved import GPU_RESERVE_BYTES, ResolvedConfig
+from mstar_core.host.gpus import Gpu
 from mstar_core.plugin import ModelSpec
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
-from mstarctl.start.hardware.gpus import Gpu
 
 CLASSES: Final = ((120 << 30, 128), (75 << 30, 64))
 """Requests at once by GPU memory in bytes, measured in real time (docs/performance.md)."""

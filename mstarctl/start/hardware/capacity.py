@@ -11,10 +11,10 @@ from typing import Final
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import StartError
 from mstar_core.host.gpu_locks import gpu_holder, taken_error
+from mstar_core.host.gpus import Gpu, GpuProcess, visible_gpus
 from mstar_core.weights.files import read_header
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
-from mstarctl.start.hardware.gpus import Gpu, GpuProcess, visible_gpus
 
 ELEMENT_BYTES: Final = {"fp8": 1}
 """Least bytes per weight by quantization; otherwise two, or its size on disk if that is smaller."""

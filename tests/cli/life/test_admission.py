@@ -8,10 +8,10 @@ import pytest
 
 from mstar_core.config.files.load import read_file
 from mstar_core.config.files.resolution import resolve
+from mstar_core.host.gpus import Gpu
 from mstar_core.plugin import ModelSpec
 from mstarctl.plugins import Plugins
 from mstarctl.start.hardware.admission import Admission, admission, weight_shares, weights_on_devices
-from mstarctl.start.hardware.gpus import Gpu
 from tests.cli.life.test_gpus import GIB
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,4 +1,7 @@
-"""GPUs of this host, read from the driver's library or from nvidia-smi, without torch. Used by `up` and `doctor`."""
+"""GPUs of this host, read from the driver's library or from nvidia-smi, without torch.
+
+Used by `up`, `doctor` and the survey of a cluster.
+"""
 
 from __future__ import annotations
 
