@@ -100,7 +100,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     weights_source: `tiny`, `mini`, `folder` or `official`.
     slots: requests at once that each rank was started for; None: max_concurrent_requests, which may be set live.
     admin_group: group whose members may read the admin socket.
-    gpus: device -> key of its lock (host/gpu_locks.py).
+    gpus: device of this host -> key of its lock (host/gpu_locks.py).
     upload_dir: parent of the folder that spools request media (None: the run directory).
     log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
     needed_bytes: lower bound of the weights' size (0: unknown); free_bytes: free memory of the devices at planning.

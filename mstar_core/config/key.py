@@ -25,6 +25,7 @@ class ConfigKey:
     doc: one line. default_text: shown if the default depends on something; default: then it replaces the field's.
     nullable: `null` is allowed (None: as the field's type). is_reread: the value names a file that `mstarctl reload`
     reads again. is_live: `mstarctl set` changes the value; no other value changes while a deployment runs.
+    is_repeatable: the list may contain a value twice.
     """
 
     doc: str
@@ -38,16 +39,18 @@ class ConfigKey:
     nullable: bool | None = None
     is_reread: bool = False
     is_live: bool = False
+    is_repeatable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(ValueSpec):
-    """One configuration key as files, options and pages see it. default_text, is_reread, is_live: see `ConfigKey`."""
+    """One configuration key as files, options and pages see it. Fields with a default: see `ConfigKey`."""
 
     key: str
     default_text: str = ""
     is_reread: bool = False
     is_live: bool = False
+    is_repeatable: bool = False
 
     @property
     def parent(self) -> str:
@@ -113,4 +116,5 @@ def _setting(key: str, value_type: Any, field_default: Any, declared: ConfigKey)
         choices=declared.choices,
         is_reread=declared.is_reread,
         is_live=declared.is_live,
+        is_repeatable=declared.is_repeatable,
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from mstar_core.config.hosts import port_range
 from mstar_core.config.key import ConfigKey
 from mstar_core.config.located import Located
 from mstar_core.errors import ConfigError
@@ -168,6 +169,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Device of each rank: `HOST:INDEX`, `HOST:cpu`, or `HOST` for any GPU of it.",
             default_text="chosen on as few hosts as possible",
             nullable=True,
+            is_repeatable=True,
         ),
     ] = ()
     spread: Annotated[
@@ -184,6 +186,11 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         ConfigKey("Range of TCP ports that processes listen on for other hosts: `20000-20999`.", default_text="any"),
     ] = None
+
+    @property
+    def port_range(self) -> tuple[int, int] | None:
+        """First and last port of `ports`; None: any port."""
+        return None if self.ports is None else port_range(self.ports)
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,11 @@ ACTS: Final[dict[str, str]] = {
     "test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window",
     "transport.device": "tests/worker/test_peer_memory_namespaces.py::"
     "test_ranks_in_two_network_namespaces_exchange_tensors",
+    **{
+        key: "tests/config/test_hosts.py::test_the_section_is_read"
+        for key in ("ray", "ray.address", "ray.devices", "ray.network", "ray.ports")
+    },
+    "ray.spread": "tests/config/test_scaling.py::test_spread_replicas_on_gpus_go_to_the_hosts_with_the_fewest",
     "logs": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
     "logs.keep_starts": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
     "logs.max_bytes": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_its_size",

@@ -94,7 +94,7 @@ def _list(place: Located, item: Setting, key: str) -> tuple[Any, ...]:
         for index, part in enumerate(place.value)
     )
     for index, value in enumerate(values):
-        if value in values[:index]:
+        if value in values[:index] and not item.is_repeatable:
             raise place.value[index].error(f"{key} contains {value!r} twice", f"{key}.{index}", hint="list it once")
     return values
 

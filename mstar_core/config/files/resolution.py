@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mstar_core.config.files.faults import Faults
+from mstar_core.config.files.hosts import check_ray
 from mstar_core.config.files.load import ConfigFile, split_name
 from mstar_core.config.files.placement import check_coverage, node_groups
 from mstar_core.config.files.read import CheckedValue, fits, read, shown
@@ -37,6 +38,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
         kwargs = _model_kwargs(spec, values.get("model_kwargs"), faults)
     with faults.collected():
         kv_cache = _kv_cache(spec, values)
+    check_ray(values, faults)
     if not faults.spoil("node_groups"):
         with faults.collected():
             groups = node_groups(spec, values, faults)

@@ -157,7 +157,8 @@ class Operations:
         self.check_ready()
         deployment, plan = self._deployment, self._deployment.spec.plan
         self._next_rank = max(self._next_rank, *(rank.rank + 1 for rank in plan.ranks))
-        change = with_replicas(plan, replicas, [device.name for device in free], self._next_rank)
+        hosts = [host.name for host in deployment.spec.hosts] or [""]
+        change = with_replicas(plan, replicas, free, self._next_rank, hosts=hosts, spread=deployment.spec.ray.spread)
         free_bytes = {device.name: device.free_bytes for device in free}
         check_room(change, deployment.ranks(), free_bytes, deployment.host_free())
         added = {rank for column in change.added for rank in column}
