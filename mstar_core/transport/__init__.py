@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mstar_core.transport.address import arena_path, mailbox_endpoint
 from mstar_core.transport.arena import Arena, ArenaReader, FdServer
+from mstar_core.transport.blobs.client import Fetch
 from mstar_core.transport.courier import Courier
 from mstar_core.transport.curve import KEYS_FILE, make_keys, read_keys, write_keys
 from mstar_core.transport.mailbox import Mailbox, Malformed
@@ -19,6 +20,7 @@ __all__ = [
     "Courier",
     "CurveKeys",
     "FdServer",
+    "Fetch",
     "Loan",
     "Mailbox",
     "Malformed",

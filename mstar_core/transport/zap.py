@@ -52,7 +52,7 @@ class Authenticator(Closing):
 
     def close(self) -> None:
         """End the thread. Later connections are refused. Safe to call twice."""
-        if not self._thread.is_alive():
+        if self._context.closed or not self._thread.is_alive():
             return
         with self._context.socket(zmq.REQ) as stop:
             stop.setsockopt(zmq.LINGER, 0)

@@ -1,9 +1,13 @@
-"""Contract of tensors in shared memory. `tests/worker/test_peer_memory_transports.py` covers every transport."""
+"""Contract of tensors in shared memory, of this host and of another one.
+
+`tests/worker/test_peer_memory_transports.py` covers the transports of workers.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +17,48 @@ import pytest
 
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
-from mstar_core.transport import loan_of
+from mstar_core.transport import RemoteAccess, loan_of, make_keys
+from mstar_core.transport.dtypes import Array
 from mstar_core.transport.shm import INLINE_BYTES, TensorTransport
 
 MIB = 1 << 20
+WAIT_S = 60.0
+
+KEYS = make_keys()
+
+
+class AwayEnd(TensorTransport):
+    """An end whose peers are all on other hosts: it fetches what it gets."""
+
+    def __init__(self, name: str, incarnation: int, directory: Path) -> None:
+        access = RemoteAccess("127.0.0.1", KEYS)
+        super().__init__(
+            name, incarnation, directory, max_bytes=4 * MIB, inline_bytes=-1, remote=access, remote_inline_bytes=-1
+        )
+
+    @property
+    def endpoint(self) -> str:
+        return self.blob_endpoint
+
+    def connect(self, peer: str, endpoint: str, incarnation: int, blob_endpoint: str = "") -> None:
+        super().connect(peer, "", incarnation, blob_endpoint or endpoint)
+
+    def get(self, ref: TensorRef) -> Array:
+        array = self.copy(ref)
+        array.flags.writeable = False
+        return array
+
+    def copy(self, ref: TensorRef) -> Array:
+        if not isinstance(ref, ShmTensor):
+            return super().copy(ref)
+        fetch = self.fetch(ref)
+        end = time.monotonic() + WAIT_S
+        while not fetch.is_done:
+            assert time.monotonic() < end
+            time.sleep(0.002)
+            self.deliver()
+        return fetch.result()
+
 
 # Each entry opens the end of one process.
 ENDS: dict[str, Callable[[str, int, Path], TensorTransport]] = {
@@ -24,6 +66,7 @@ ENDS: dict[str, Callable[[str, int, Path], TensorTransport]] = {
     "SHM, nothing inline": lambda name, incarnation, directory: TensorTransport(
         name, incarnation, directory, max_bytes=4 * MIB, inline_bytes=-1
     ),
+    "another host": AwayEnd,
 }
 SIZES = [0, 1, INLINE_BYTES, INLINE_BYTES + 1, MIB]
 
