@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import msgspec
 
 
@@ -47,6 +49,22 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     fault: str = ""
+
+    def address_in(self, network: str | None) -> str:
+        """Return the address for other hosts. network: an interface, or a network such as `10.0.0.0/24`; None: Ray's.
+
+        Returns "" if this host has no address there.
+        """
+        if not network:
+            return self.address
+        if network in self.interfaces:
+            return self.interfaces[network]
+        try:
+            within = ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            return ""
+        addresses = (address for address in self.interfaces.values() if address)
+        return next((address for address in addresses if ipaddress.ip_address(address) in within), "")
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,13 +10,16 @@ import msgspec
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """Room that a deployment needs on one host. host: its name. gpus: number. cpus: cores of its processes.
 
-    node: Ray's id of the host that the plan chose; empty: any host that no other bundle has.
+    node: Ray's id of the host that the plan chose; empty: any host that no other bundle has. address: at which the
+    others reach it; empty: its address in `network` (`ray.network`), else Ray's. A replacement has its own.
     """
 
     host: str
     gpus: int = 0
     cpus: float = 0.0
     node: str = ""
+    address: str = ""
+    network: str = ""
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):

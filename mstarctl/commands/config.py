@@ -16,8 +16,8 @@ from mstar_core.config.key import Setting
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, values_of
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
-from mstar_core.host.gpus import Gpu, visible_gpus
-from mstar_core.host.gpus import gpus as present_gpus
+from mstar_core.host.hardware.gpus import Gpu, visible_gpus
+from mstar_core.host.hardware.gpus import gpus as present_gpus
 from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import commented_file, differences
 from mstarctl.authoring.config_schema import default_shown, explain, json_schema

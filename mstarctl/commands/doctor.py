@@ -17,7 +17,8 @@ import typer
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import gpu_holder, lock_folder
-from mstar_core.host.gpus import gpu_names
+from mstar_core.host.hardware.gpus import gpu_names
+from mstar_core.host.hardware.memory import memory_facts
 from mstar_core.host.ports import bind_error
 from mstar_core.host.run_dir import deployments, runtime_root
 from mstarctl.client.log_dirs import state_root
@@ -110,19 +111,11 @@ def _memory() -> Iterator[Finding]:
 
 def available_memory() -> int | None:
     """Return the memory for a new process: the kernel's estimate, limited by the control group."""
-    estimate = _meminfo("MemAvailable")
+    estimate = memory_facts().get("MemAvailable")
     limit, used = _number(Path("/sys/fs/cgroup/memory.max")), _number(Path("/sys/fs/cgroup/memory.current"))
     left = None if limit is None or used is None else max(0, limit - used)
     known = [value for value in (estimate, left) if value is not None]
     return min(known) if known else None
-
-
-def _meminfo(key: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
 
 
 def _number(path: Path) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import MstarError, TransportError
-from mstar_core.host.gpus import Gpu, gpus
+from mstar_core.host.hardware.gpus import Gpu, gpus
 from mstar_core.host.network import adapters, transfer_engine
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text

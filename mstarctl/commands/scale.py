@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.host.gpu_locks import gpu_holder
-from mstar_core.host.gpus import gpu_keys, gpus, visible_gpus
+from mstar_core.host.hardware.gpus import gpu_keys, gpus, visible_gpus
 from mstarctl.client.reach import only_here, reached
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.host.gpu_locks import Holder, gpu_holder
-from mstar_core.host.gpus import Gpu, gpus
+from mstar_core.host.hardware.gpus import Gpu, gpus
+from mstar_core.host.hardware.memory import MEMINFO, memory_facts
 from mstarctl.output.table import Column, render_table
 from mstarctl.output.units import counted, size_text
 
-MEMINFO: Final = Path("/proc/meminfo")
 COLUMNS: Final = (
     Column("GPU", "index", is_right=True),
     Column("PRODUCT", "product"),
@@ -59,7 +59,8 @@ class HostFacts:
 def read_host(present: Sequence[Gpu] | None = None, meminfo: Path = MEMINFO) -> HostFacts:
     """Return the current resources of this host. present: its GPUs, None to ask the driver."""
     devices = gpus() if present is None else present
-    free, total = _memory(meminfo)
+    memory = memory_facts(meminfo)
+    free, total = memory.get("MemAvailable", 0), memory.get("MemTotal", 0)
     return HostFacts(
         name=platform.node() or "this host",
         cores=len(os.sched_getaffinity(0)),
@@ -76,16 +77,6 @@ def read_host(present: Sequence[Gpu] | None = None, meminfo: Path = MEMINFO) -> 
             for index, gpu in enumerate(devices)
         ),
     )
-
-
-def _memory(meminfo: Path) -> tuple[int, int]:
-    """Return (available, total) bytes."""
-    try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0, 0
-    facts = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-    return tuple(int(facts[key][0]) << 10 if key in facts else 0 for key in ("MemAvailable", "MemTotal"))  # type: ignore[return-value]  # two keys
 
 
 def host_line(host: HostFacts) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.host.gpu_locks import gpu_holder
-from mstar_core.host.gpus import gpus
+from mstar_core.host.hardware.gpus import gpus
 from mstarctl.client import Known
 from mstarctl.output import duration_text, size_text
 from mstarctl.output.moments import MOMENTS, time_of_day

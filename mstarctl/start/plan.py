@@ -22,8 +22,8 @@ from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, 
 from mstar_core.host.aliases import next_link
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
-from mstar_core.host.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstar_core.host.groups import group_id
+from mstar_core.host.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory

@@ -12,7 +12,7 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import NotFound, StartError, StateConflict, Unavailable, UsageError, did_you_mean
-from mstar_core.host.gpus import Gpu
+from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client.admin import AdminClient
 from mstarctl.output import size_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
-from mstar_core.host.gpus import Gpu
+from mstar_core.host.hardware.gpus import Gpu
 from mstarctl.client.store import Store
 from mstarctl.objects.host import host_lines, read_host
 from mstarctl.top.data.host import HostDeployment, HostView

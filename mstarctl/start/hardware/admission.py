@@ -8,7 +8,7 @@ from typing import Final
 
 from mstar_core.config.deployment import Plan, RankPlan
 from mstar_core.config.resolved import GPU_RESERVE_BYTES, ResolvedConfig
-from mstar_core.host.gpus import Gpu
+from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.plugin import ModelSpec
 from mstarctl.output import size_text
 from mstarctl.output.units import counted

@@ -11,7 +11,8 @@ from typing import Final
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import StartError
 from mstar_core.host.gpu_locks import gpu_holder, taken_error
-from mstar_core.host.gpus import Gpu, GpuProcess, visible_gpus
+from mstar_core.host.hardware.gpus import Gpu, GpuProcess, visible_gpus
+from mstar_core.host.hardware.memory import MEMINFO, memory_facts
 from mstar_core.weights.files import read_header
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
@@ -61,7 +62,7 @@ def check_memory(
     )
 
 
-def free_bytes(keys: Mapping[str, str], gpus: Sequence[Gpu], meminfo: Path = Path("/proc/meminfo")) -> int:
+def free_bytes(keys: Mapping[str, str], gpus: Sequence[Gpu], meminfo: Path = MEMINFO) -> int:
     """Return the free memory of a plan's GPUs together, or of the host on the CPU; 0 if it is unknown.
 
     keys: lock key by device, empty on the CPU.
@@ -69,11 +70,7 @@ def free_bytes(keys: Mapping[str, str], gpus: Sequence[Gpu], meminfo: Path = Pat
     if keys:
         by_uuid = {gpu.uuid: gpu.free for gpu in gpus if gpu.uuid}
         return sum(by_uuid.get(key, 0) for key in set(keys.values()))
-    with suppress(OSError, ValueError, IndexError):
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return memory_facts(meminfo).get("MemAvailable", 0)
 
 
 def _command(pid: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from mstar_core.config.files.load import read_file
 from mstar_core.config.files.resolution import resolve
-from mstar_core.host.gpus import Gpu
+from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.plugin import ModelSpec
 from mstarctl.plugins import Plugins
 from mstarctl.start.hardware.admission import Admission, admission, weight_shares, weights_on_devices

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.host.gpus import Gpu, parse_smi
+from mstar_core.host.hardware.gpus import Gpu, parse_smi
 from mstarctl.commands.doctor_gpu import gpu_findings, missing_kernels, torch_cuda
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.start.kernels import AOT_DIR, kernel_names

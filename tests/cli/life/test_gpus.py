@@ -14,7 +14,7 @@ import pytest
 
 from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
-from mstar_core.host.gpus import Gpu, gpu_keys, parse_processes, parse_smi, visible_gpus
+from mstar_core.host.hardware.gpus import Gpu, gpu_keys, parse_processes, parse_smi, visible_gpus
 from mstarctl.start.hardware.capacity import free_bytes, weights_bytes
 from tests.cli.life.conftest import own_port
 

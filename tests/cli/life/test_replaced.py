@@ -9,7 +9,7 @@ import pytest
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, StartError
-from mstar_core.host.gpus import Gpu
+from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.start import plan, replaced
 from mstarctl.start.launch import Started, wait_ready

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -134,9 +134,9 @@ def gpu_keys(devices: Iterable[str], gpus: Sequence[Gpu]) -> dict[str, str]:
     return keys
 
 
-def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
+def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists, in its order. The uuid of a MIG device is its name."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return list(gpus)
     visible = []

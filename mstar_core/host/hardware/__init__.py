@@ -1,0 +1,1 @@
+"""Hardware of this host, as the driver and the kernel list it."""
