@@ -85,7 +85,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the program prints: the result as JSON, or an error."""
+    """Answer of the program: the result as JSON, or an error."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: ErrorRecord | None = None

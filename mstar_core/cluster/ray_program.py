@@ -56,7 +56,7 @@ NODE_LABEL: Final = "ray.io/node-id"
 def main() -> None:
     """CallAnswer the call on standard input."""
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever Ray prints is no answer
+    os.dup2(2, 1)  # output of Ray goes to standard error
     ray.cloudpickle.register_pickle_by_value(on_host)
     call: Call = msgspec.json.decode(sys.stdin.buffer.read(), type=Call)
     output.write(msgspec.json.encode(_answer(call)))

@@ -14,7 +14,7 @@ def survey(address: str, distributions: Sequence[str], paths: Sequence[str] = ()
     """Return the living hosts of a cluster. Takes 3 to 6 s.
 
     address: `HOST:PORT` of its head, or `auto` for the one of this host. distributions: whose versions are read. paths:
-    folders whose absence is told in `HostFacts.missing`. A host that cannot be used is in the view, with a fault.
+    folders whose absence is reported in `HostFacts.missing`. A host that cannot be used is in the view, with a fault.
     Raises ConfigError without Ray or with another version of it, and Unreachable without a cluster.
     """
     if address != AUTO:
