@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("--listener", "--store"):
         parser.add_argument(name, type=inherited, metavar="FD")
     own, rest = parser.parse_known_args(argv)
-    _, spec, incarnation, supervisor, _ = start_child("api", rest)
+    _, spec, incarnation, supervisor, *_ = start_child("api", rest)
     return run(spec, incarnation, supervisor, own.listener, own.store)
 
 

@@ -96,7 +96,7 @@ class ConductorLoop:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.conductor SPEC --incarnation N --supervisor ENDPOINT`."""
-    _, spec, incarnation, supervisor, _ = start_child(NAME, argv)
+    _, spec, incarnation, supervisor, *_ = start_child(NAME, argv)
     codec = WireCodec(NAME, incarnation)
     with zmq.Context() as context, Courier(context, codec) as courier:
         life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)

@@ -5,6 +5,7 @@ Used by the planner, `doctor` and the workers.
 
 from __future__ import annotations
 
+import array
 import fcntl
 import importlib
 import socket
@@ -21,6 +22,12 @@ ADAPTERS: Final = Path("/sys/class/infiniband")
 SYSTEM_LIBRARIES: Final = "libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1"
 _SIOCGIFADDR: Final = 0x8915
 """ioctl for an interface's IPv4 address (netdevice(7))."""
+
+_SIOCGIFCONF: Final = 0x8912
+"""ioctl for the IPv4 addresses of all interfaces (netdevice(7))."""
+
+_IFREQ_BYTES: Final = 40
+_MOST_ADDRESSES: Final = 1024
 
 WINDOW_PORTS: Final = 4
 """Ports that an incarnation of a rank chooses its two from: the handshake's and the data's."""
@@ -46,6 +53,35 @@ def _address(interface: str) -> str:
         answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])
     return ""
+
+
+def interface_of(host: str) -> str:
+    """Return the network interface that has an address of this host, given as IPv4 address or host name.
+
+    Raises TransportError if there is none.
+    """
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise TransportError(f"the host name {host!r} has no IPv4 address", str(error)) from error
+    known = _interfaces_by_address()
+    if address.startswith("127."):  # the loopback interface has this whole network
+        address = LOOPBACK
+    if address not in known:
+        names = ", ".join(f"{name} {each}" for each, name in known.items())
+        raise TransportError(f"no network interface of this host has the address {address}", f"it has {names}")
+    return known[address]
+
+
+def _interfaces_by_address() -> dict[str, str]:
+    """Return the interface of each IPv4 address, secondary addresses included."""
+    data = array.array("B", bytes(_IFREQ_BYTES * _MOST_ADDRESSES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _SIOCGIFCONF, struct.pack("iP", len(data), data.buffer_info()[0]))
+    size, _ = struct.unpack("iP", answer)
+    entries = [data[start : start + _IFREQ_BYTES].tobytes() for start in range(0, size, _IFREQ_BYTES)]
+    # An alias such as `eth0:1` is a label of an address, not an interface.
+    return {socket.inet_ntoa(entry[20:24]): entry[:16].split(b"\0")[0].decode().split(":")[0] for entry in entries}
 
 
 def adapters() -> list[str]:

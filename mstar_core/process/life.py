@@ -44,23 +44,28 @@ log = logging.getLogger("mstar.child")
 
 
 class ChildArguments(NamedTuple):
-    """Arguments of a child process. name: of its mailbox. supervisor: endpoint of the supervisor's mailbox."""
+    """Arguments of a child process. name: of its mailbox. supervisor: endpoint of the supervisor's mailbox.
+
+    meet: where the members of its tensor-parallel group meet, if they are on several hosts (parallel/meeting.py).
+    """
 
     name: str
     spec: DeploymentSpec
     incarnation: int
     supervisor: str
     rank: int = -1
+    meet: str = ""
 
 
 def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
-    """Parse `SPEC --incarnation N --supervisor ENDPOINT [--rank R]` and start the log. See `entry.py`."""
+    """Parse `SPEC --incarnation N --supervisor ENDPOINT [--rank R [--meet PLACE]]`, start the log. See `entry.py`."""
     parser = argparse.ArgumentParser(prog=f"mstar_core.{kind}")
     parser.add_argument("spec", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--supervisor", default="")
     if kind in RANKED:
         parser.add_argument("--rank", type=int, required=True)
+        parser.add_argument("--meet", default="")
     args = parser.parse_args(argv)
     args.spec = DeploymentSpec.load(args.spec)
     arguments = ChildArguments(**{"name": RANKED[kind](args.rank) if kind in RANKED else kind, **vars(args)})

@@ -17,7 +17,7 @@ from mstar_core.engine.group.plans import Checksum, Compare, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import ConfigError
 from mstar_core.messages.wire import WireCodec
-from mstar_core.parallel.groups import GroupPlace, RankGroup
+from mstar_core.parallel.groups import RankGroup
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
@@ -25,6 +25,7 @@ from mstar_core.transport import Courier, Mailbox, Malformed
 from mstar_core.worker.main import ends_with_group, rank_plan
 from mstar_core.worker.report import device_memory
 from mstar_core.worker.start.build import build_nodes, open_device
+from mstar_core.worker.start.group import join_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +47,8 @@ LIFE_S: Final = 0.05
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.worker.follower SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
-    name, spec, incarnation, supervisor, number = start_child("follower", argv)
+    arguments = start_child("follower", argv)
+    name, spec, incarnation, supervisor, number, _ = arguments
     set_exact_timers()
     keep_freed_memory()
     codec = WireCodec(name, incarnation)
@@ -57,14 +59,17 @@ def main(argv: list[str] | None = None) -> None:
             if plan is None:
                 raise ConfigError(f"rank {number} follows in no group", f"{len(spec.plan.groups)} groups are planned")
             device = open_device(rank_plan(spec, number), life)
-            place = GroupPlace(ranks=plan.ranks, rank=number, epoch=incarnation, folder=spec.ipc_dir)
-            life.phase("group", detail=f"ranks {', '.join(map(str, plan.ranks))}, epoch {incarnation}")
-            with Mailbox(context, life.endpoint, codec) as mailbox, RankGroup(place, device) as group:
+            place = join_place(arguments, plan, life)
+            with (
+                Mailbox(context, life.endpoint, codec) as mailbox,
+                PlanReceiver(place) as receiver,
+                RankGroup(place, device) as group,
+                ends_with_group(),
+            ):
                 nodes = follower_nodes(spec, plan, group, life)
-                with PlanReceiver(place) as receiver, ends_with_group():
-                    keep_start()
-                    life.phase("ready")
-                    Follower(mailbox=mailbox, life=life, receiver=receiver, nodes=nodes, index=place.index).run()
+                keep_start()
+                life.phase("ready")
+                Follower(mailbox=mailbox, life=life, receiver=receiver, nodes=nodes, index=place.index).run()
 
 
 def follower_nodes(spec: DeploymentSpec, plan: GroupPlan, group: RankGroup, life: ChildLife) -> dict[str, NodeFollower]:

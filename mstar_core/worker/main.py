@@ -20,9 +20,9 @@ from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import WireCodec
-from mstar_core.parallel.groups import GroupPlace, RankGroup
+from mstar_core.parallel.groups import RankGroup
 from mstar_core.plugin.loader import bound_model
-from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.life import ChildArguments, ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport
 from mstar_core.worker.executor import Executor
@@ -32,6 +32,7 @@ from mstar_core.worker.peer_memory.memory import CudaMemory
 from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.start.build import GroupLead, build_runners, lookahead_on, open_device
+from mstar_core.worker.start.group import join_place
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.worker SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
-    name, spec, incarnation, supervisor, number = start_child("worker", argv)
+    arguments = start_child("worker", argv)
+    name, spec, incarnation, supervisor, number, _ = arguments
     set_exact_timers()  # waits for steps are short naps
     keep_freed_memory()
     codec = WireCodec(name, incarnation)
@@ -59,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
             device = open_device(rank, life)
             with (
                 Mailbox(context, life.endpoint, codec) as mailbox,
-                leading(spec, rank, incarnation, device, life) as lead,
+                leading(arguments, rank, device, life) as lead,
                 ends_with_group(),
             ):
                 worker = _worker(spec, rank, life, mailbox, courier, transport, device, lead)
@@ -71,19 +73,20 @@ def main(argv: list[str] | None = None) -> None:
 
 @contextmanager
 def leading(
-    spec: DeploymentSpec, rank: RankPlan, epoch: int, device: torch.device, life: ChildLife
+    arguments: ChildArguments, rank: RankPlan, device: torch.device, life: ChildLife
 ) -> Iterator[GroupLead | None]:
     """Join and leave the group that this rank leads, if there is one."""
-    plan = spec.plan.group_of(rank.rank)
+    plan = arguments.spec.plan.group_of(rank.rank)
     if plan is None or plan.leader != rank.rank:
         yield None
         return
-    life.phase("group", detail=f"ranks {', '.join(map(str, plan.ranks))}, epoch {epoch}")
-    place = GroupPlace(ranks=plan.ranks, rank=rank.rank, epoch=epoch, folder=spec.ipc_dir)
-    with PlanSender(place) as sender, RankGroup(place, device) as group:
-        yield GroupLead(group=group, sender=sender, nodes=plan.nodes)
-        with suppress(GroupEnded):  # followers that are gone need no notice
-            sender.publish(StopPlans(reason=life.stop_reason or ""))
+    place = join_place(arguments, plan, life)
+    with PlanSender(place) as sender:
+        sender.accept()
+        with RankGroup(place, device) as group:
+            yield GroupLead(group=group, sender=sender, nodes=plan.nodes)
+            with suppress(GroupEnded):  # followers that are gone need no notice
+                sender.publish(StopPlans(reason=life.stop_reason or ""))
 
 
 @contextmanager
@@ -155,11 +158,13 @@ def shown_names(model: ModelSpec, rank: RankPlan) -> dict[str, str]:
 
 
 def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:
-    """Return the transport to other workers: the configured one, or CUDA IPC between GPUs. None: shared memory only."""
+    """Return the transport to other workers: the configured one, or CUDA IPC between the GPUs of a host, or neither."""
     if spec.transport.protocol != "SHM":
         return over_network(spec, rank, life)
     peers = [
-        worker_name(other.rank) for other in spec.plan.ranks if other.device.startswith("cuda") and other is not rank
+        worker_name(other.rank)
+        for other in spec.plan.ranks
+        if other.device.startswith("cuda") and other.host == rank.host and other is not rank
     ]
     if not rank.device.startswith("cuda") or not peers:
         return None
@@ -171,7 +176,7 @@ def over_network(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerM
     peers = [worker_name(other.rank) for other in spec.plan.ranks if other is not rank]
     if not peers:
         return None
-    engine, session = open_engine(spec.transport, rank.rank, life.incarnation)
+    engine, session = open_engine(spec.transport, rank.rank, life.incarnation, spec.address)
     log.info("tensors for other ranks: %s at %s", spec.transport.protocol, session)
     memory = MooncakeMemory(engine, session, resolve_device(rank.device))
     return PeerMemory(life.name, life.incarnation, memory, peers)

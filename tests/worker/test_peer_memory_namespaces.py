@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from mstar_core.messages.tensors import PeerTensor
 from tests.fakes.mooncake import needs_mooncake
+from tests.fakes.namespaces import ADDRESSES, inside, two_hosts
 from tests.worker.test_peer_memory_transports import other_process
 
 PORT = 8080
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 READER = """
 import sys, time, msgspec, torch
@@ -41,39 +36,6 @@ memory.close()
 """
 
 
-def inside(host: int, *words: str) -> list[str]:
-    return ["nsenter", "-t", str(host), "-n", *words]
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[int, int]]:
-    """Two namespaces that a pair of virtual interfaces connects. Yields a process in each."""
-    with ExitStack() as stack:
-        made = []
-        for _ in ADDRESSES:
-            keeper = stack.enter_context(subprocess.Popen(["unshare", "-n", "sleep", "600"], stderr=subprocess.DEVNULL))
-            stack.callback(keeper.kill)
-            own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 10
-            while keeper.poll() is None and os.readlink(f"/proc/{keeper.pid}/ns/net") == own:
-                assert time.monotonic() < end
-                time.sleep(1e-3)
-            if keeper.poll() is not None:
-                pytest.skip("this kernel or user may not make network namespaces")
-            made.append(keeper.pid)
-        first, second = made
-        pair = ["ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", str(second)]
-        if subprocess.run(inside(first, *pair), capture_output=True, check=False).returncode:
-            pytest.skip("this kernel has no virtual interfaces (veth)")
-        for host, name, address in ((first, "v0", ADDRESSES[0]), (second, "v1", ADDRESSES[1])):
-            for words in (
-                ("addr", "add", f"{address}/24", "dev", name),
-                ("link", "set", name, "up"),
-                ("link", "set", "lo", "up"),
-            ):
-                subprocess.run(inside(host, "ip", *words), check=True)
-        yield first, second
-
-
 def read(host: int, ref: PeerTensor, device: str) -> tuple[float, str]:
     """Read in a namespace. Returns the share of the wait in which the call blocked, and the sum or the failure."""
     words = inside(host, sys.executable, "-c", READER, msgspec.msgpack.encode(ref).hex(), device)
@@ -84,9 +46,12 @@ def read(host: int, ref: PeerTensor, device: str) -> tuple[float, str]:
 
 
 @needs_mooncake
-def test_ranks_in_two_network_namespaces_exchange_tensors(hosts: tuple[int, int]) -> None:
+def test_ranks_in_two_network_namespaces_exchange_tensors() -> None:
     count = 1_000_000
-    with other_process(PORT, device="v1", count=count, inside=tuple(inside(hosts[1]))) as (_, ref):
+    with (
+        two_hosts() as hosts,
+        other_process(PORT, device="v1", count=count, inside=tuple(inside(hosts[1]))) as (_, ref),
+    ):
         assert ref.memory.startswith(ADDRESSES[1].encode())
         assert read(hosts[0], ref, "v0")[1] == str(count * (count - 1) // 2)
         subprocess.run(inside(hosts[1], "ip", "link", "set", "v1", "down"), check=True)

@@ -1,33 +1,30 @@
 """Link between the leader of a tensor-parallel group and its followers: plans one way, checksums the other.
 
-Unix stream sockets carry length-prefixed frames. The kernel wakes a waiting follower, reports the end of a member at
-once, and blocks a leader that runs too far ahead.
+Stream sockets carry length-prefixed frames: Unix sockets on one host, TCP between hosts. The kernel wakes a waiting
+follower, reports the end of a member at once, and blocks a leader that runs too far ahead.
 """
 
 from __future__ import annotations
 
 import select
-import socket
 import struct
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from mstar_core.closing import Closing
+from mstar_core.engine.group.connection import connect
+from mstar_core.engine.group.listener import open_listener
 from mstar_core.engine.group.plans import Checksum, Frame, FrameDecoder, FrameEncoder, Plan
-from mstar_core.errors import StartError, WorkerLost
+from mstar_core.errors import WorkerLost
 
 if TYPE_CHECKING:
+    import socket
+
     from torch import Tensor
 
     from mstar_core.parallel.groups import GroupPlace
-
-JOIN_S: Final = 300.0
-CONNECT_NAP_S: Final = 0.02
-BUFFER_BYTES: Final = 4 << 20
-"""Socket buffer: plans that the leader may be ahead of a follower."""
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -58,25 +55,12 @@ class PlanSender(Closing):
         self._input: list[bytearray] = []
         self._answers: list[Checksum] = []
         self.sequence = 0
-        place.socket.unlink(missing_ok=True)
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._server.bind(str(place.socket))
-        place.socket.chmod(0o600)
-        self._server.listen(place.size)
+        self._listener = open_listener(place)
 
     def accept(self) -> None:
         """Wait for all followers. Raises StartError after a time limit."""
-        self._server.settimeout(JOIN_S)
-        try:
-            while len(self._followers) < self._place.size - 1:
-                follower, _ = self._server.accept()
-                follower.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-                self._followers.append(follower)
-                self._input.append(bytearray())
-        except TimeoutError as error:
-            raise StartError(
-                "a follower did not join the tensor-parallel group", f"within {JOIN_S:g} s", phase="group"
-            ) from error
+        self._followers = self._listener.gather()
+        self._input = [bytearray() for _ in self._followers]
 
     def add(self, plan: Plan) -> None:
         """Add a plan to the next frame."""
@@ -122,12 +106,12 @@ class PlanSender(Closing):
 
     def close(self) -> None:
         """Close the sockets. Safe to call twice."""
-        for each in (*self._followers, self._server):
+        for each in self._followers:
             each.close()
-        self._place.socket.unlink(missing_ok=True)
+        self._listener.close()
 
     def _lost(self, index: int, why: str) -> GroupEnded:
-        return self.failed(f"rank {self._place.ranks[index]} is lost: {why}")
+        return self.failed(f"{self._place.member(index)} is lost: {why}")
 
 
 class PlanReceiver(Closing):
@@ -141,22 +125,7 @@ class PlanReceiver(Closing):
         self._held = bytearray()
         self._frames: deque[bytes] = deque()
         self.sequence = 0
-        end = time.monotonic() + JOIN_S
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        while True:
-            try:
-                self._socket.connect(str(place.socket))
-            except (FileNotFoundError, ConnectionRefusedError) as error:
-                if time.monotonic() > end:
-                    raise StartError(
-                        "the leader of the tensor-parallel group does not answer",
-                        f"{place.socket}: {error}",
-                        phase="group",
-                    ) from error
-                time.sleep(CONNECT_NAP_S)
-            else:
-                break
+        self._socket = connect(place)
 
     def receive(self, timeout_s: float) -> Frame | None:
         """Return the next frame, None after the time. Raises GroupEnded if the leader is gone or skipped a frame."""

@@ -1,1 +1,1 @@
-"""Tensors between GPU workers of one host: from device memory to device memory, without a copy on the host."""
+"""Tensors between workers: within one host from GPU to GPU without a copy on the host, between hosts by Mooncake."""

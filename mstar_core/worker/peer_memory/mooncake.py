@@ -60,13 +60,14 @@ class Engine(Protocol):
         """Return 0 while a batch runs, 1 when it is done, less than 0 when it has failed. Not called again then."""
 
 
-def open_engine(transport: TransportConfig, rank: int, incarnation: int) -> tuple[Engine, str]:
+def open_engine(transport: TransportConfig, rank: int, incarnation: int, address: str = "") -> tuple[Engine, str]:
     """Open the engine of a rank. Returns it and its session, at which peers read.
 
+    address: at which other hosts reach this one, if there are any; over TCP, a configured device comes before it.
     Raises TransportError if the library, the device or two free ports are missing.
     """
     is_rdma = transport.protocol == "RDMA"
-    host = own_address(None if is_rdma else transport.device)
+    host = own_address((None if is_rdma else transport.device) or address or None)
     mine = window(transport.port, rank, incarnation)
     ports = {"MC_MIN_RPC_PORT": str(mine.start), "MC_MAX_RPC_PORT": str(mine.stop - 1)}
     os.environ.update({**_ENGINE_SETTINGS, **ports})  # the engine reads them once, when its library is loaded

@@ -119,7 +119,6 @@ def build_runners(
     shared = frozenset(lead.nodes) if lead is not None else frozenset[str]()
     loaded, runners = build_nodes(spec, model, rank, life, device, nodes, group, shared)
     if lead is not None:
-        lead.sender.accept()
         for name in rank.nodes:
             runner = runners.get(name)
             if name in shared and isinstance(runner, KVCacheEngine):
