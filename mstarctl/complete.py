@@ -33,7 +33,7 @@ GROUP: Final = "mstar.plugins"
 CONFIGS: Final = "configs"
 """Folder of deployment files in a plugin's package."""
 
-KINDS: Final = ("deployment", "rank", "node", "gpu", "request", "model", "plugin")
+KINDS: Final = ("deployment", "rank", "node", "gpu", "host", "request", "model", "plugin")
 
 
 def bare(value: Any) -> Any:
@@ -255,7 +255,7 @@ def described(incomplete: str) -> list[str]:
             names = plugin_names("")
         case "request":
             names = request_ids(rest)
-        case "rank" | "gpu":
+        case "rank" | "gpu" | "host":
             names = list(_parts((f"{kind}s",)).get(f"{kind}s", {}))
         case "node":
             names = [str(node["name"]) for node in _parts(("nodes",)).get("nodes", {}).values()]

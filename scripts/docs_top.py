@@ -21,7 +21,10 @@ from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.state import PAGES, State
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDING = ROOT / "tests" / "top" / "recordings" / "qwen3_omni.mstar.gz"
+RECORDINGS = ROOT / "tests" / "top" / "recordings"
+ONE_HOST, TWO_HOSTS = "qwen3_omni", "hosts"
+"""Recordings of a deployment of two ranks."""
+
 SIZE = (120, 34)
 SMALL = ((80, 24), (40, 12))
 
@@ -40,9 +43,9 @@ def keys() -> str:
     return "\n".join(["| | key | action | where |", "| --- | --- | --- | --- |", *rows])
 
 
-def screen(page: str, size: tuple[int, int] = SIZE) -> str:
+def screen(page: str, size: tuple[int, int] = SIZE, recording: str = ONE_HOST) -> str:
     """Draw one screen as SVG, at the end of the recording."""
-    session, view = replayed()
+    session, view = replayed(recording)
     state = State(page=page)
     if page == "overview":
         state = replace(state, requests=Window(cursor=navigation.request_keys(view, state)[3]))
@@ -64,9 +67,9 @@ def hints(page: str) -> list[Hint]:
 
 
 @cache
-def replayed() -> tuple[ReplaySession, View]:
-    """Play the recording to its end."""
-    session = ReplaySession(read_recording(RECORDING), clock=lambda: 0.0)
+def replayed(recording: str) -> tuple[ReplaySession, View]:
+    """Play a recording to its end."""
+    session = ReplaySession(read_recording(RECORDINGS / f"{recording}.mstar.gz"), clock=lambda: 0.0)
     session.start()
     session.skip(1e6)
     return session, replace(session.view(), link=Link(hz=4.0), zone=UTC, phase=2)
@@ -81,3 +84,4 @@ TOP_FILES |= {
     f"docs/images/top-overview-{size[0]}x{size[1]}.svg": lambda size=size: screen("overview", size)  # type: ignore[misc]
     for size in SMALL
 }
+TOP_FILES["docs/images/top-hosts.svg"] = lambda: screen("overview", recording=TWO_HOSTS)

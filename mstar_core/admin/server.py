@@ -184,7 +184,7 @@ class AdminServer:
         chosen = Filter.parse(request.args.get("filter", ""))
         limit, since = whole(request, "limit", 100, LIMIT), number(request, "since", None)
         now, log = self._deployment.hub.now(), self._deployment.publisher.requests
-        requests = [record.request(self._deployment.spec.model, now) for record in log.all()]
+        requests = [log.status(record, now) for record in log.all()]
         requests = [
             status
             for status in requests
@@ -196,7 +196,7 @@ class AdminServer:
     async def _request(self, request: Request, key: str) -> HTTPResponse:
         record = self._find(request, key)
         now = self._deployment.hub.now()
-        return _json(request_item(record.request(self._deployment.spec.model, now), now))
+        return _json(request_item(self._deployment.publisher.requests.status(record, now), now))
 
     async def _trace(self, request: Request, key: str) -> HTTPResponse:
         record = self._find(request, key)

@@ -2,7 +2,7 @@
 
 Adjacent terms are joined by AND; `OR` separates alternatives; a leading `!` negates a term. Brackets are not supported.
 
-    state:queue  model:qwen*  walk:decode  node:talker  rank:1  id:r-7f*    a glob on a field
+    state:queue  model:qwen*  node:talker  rank:1  host:node-b  id:r-7f*    a glob on a field
     state:fin                                                               the start of a state
     ttft>500  age>=2s  tokens<100  pages>64  rtf>0.8                        a comparison, with units for times
     err                                                                     a flag
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import UsageError, did_you_mean
-from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.frames import LOCAL, RequestStatus
 
 LIMIT_CHARS: Final = 1024
 LIMIT_TERMS: Final = 32
@@ -40,6 +40,7 @@ TEXT_FIELDS: Final[dict[str, Texts]] = {
     "walk": lambda r: (r.walk, *r.active),
     "node": lambda r: (r.node,),
     "rank": lambda r: (None if r.rank is None else str(r.rank),),
+    "host": lambda r: (None if r.rank is None else r.host or LOCAL,),
     "in": lambda r: r.inputs,
     "out": lambda r: r.outputs,
     "why": lambda r: (r.why,),

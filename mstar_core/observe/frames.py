@@ -180,7 +180,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One request; its key is the handle as text. id: chosen by the client.
 
     state: prepare, queue, run, resume, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its
-    current place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
+    current place (None in the queue); host: key in `hosts` of that rank, empty for `local`; walk: the walk there.
+    active: walks in progress; walks: walk -> completed runs.
     waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
     such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
     message: the sentence of the error, as the client got it.
@@ -199,6 +200,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     state: str = "prepare"
     node: str | None = None
     rank: int | None = None
+    host: str = ""
     walk: str | None = None
     started: float = 0.0
     ended: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.names import API, CONDUCTOR, rank_of
@@ -33,6 +33,14 @@ ORPHAN_S: Final = 30.0
 """Time after which reports about a request that the api has not named are dropped."""
 
 _NONE: Final = RequestNews(handle=0)
+
+HostOf: TypeAlias = Callable[[int], str]
+"""Returns the host of a rank, empty for the supervisor's."""
+
+
+def only_here(rank: int) -> str:
+    """Place every rank on the supervisor's host."""
+    return ""
 
 
 @dataclass(slots=True)
@@ -135,7 +143,7 @@ class RequestRecord:
         is_behind = latest is not None and (latest.step or 0) < (latest.steps or 0)
         return None if is_behind and self.api.state == "finished" else latest
 
-    def request(self, model: str, now: float, age_s: float = 0.0) -> RequestStatus:
+    def request(self, model: str, now: float, age_s: float = 0.0, host_of: HostOf = only_here) -> RequestStatus:
         """Return the request as clients see it. now: for the parts of its time, which may be `age_s` old if it runs."""
         api, at = self.api, self.conductor
         ended = self.has_ended
@@ -155,6 +163,7 @@ class RequestRecord:
             state=api.state or "prepare",
             node=at.node if is_placed else None,
             rank=at.rank if is_placed else None,
+            host=host_of(at.rank) if is_placed and at.rank is not None else "",
             walk=at.walk if is_placed else None,
             started=api.started or 0.0,
             ended=api.ended,
@@ -180,13 +189,12 @@ class RequestRecord:
             causes=api.causes or [],
         )
 
-    def trace(self, model: str, now: float, graph: GraphView | None = None) -> dict[str, Any]:
+    def trace(self, request: RequestStatus, now: float, graph: GraphView | None = None) -> dict[str, Any]:
         """Return the request with its spans, their sums and the parts of its time, in ms since its arrival.
 
-        now: for its age. graph: see `with_waits`.
+        request: as clients see it. now: for its age. graph: see `with_waits`.
         """
         zero = self.api.started or 0.0
-        request = self.request(model, now)
         spans = sorted(self.spans.items(), key=lambda item: item[1].start)
         trace = with_waits(
             {"spans": [_span(child, span, zero) for (child, _, _), span in spans], "sums": self._sums(zero)},
@@ -209,10 +217,11 @@ class RequestLog:
 
     graph: of the deployment, once it is known. shown: ended requests that watchers still see. ttft, ttfa, latency (of
     whole requests): seconds, of the last minute. tokens, audio_s: generated since the start. on_end: called with each
-    request that ended, after LINGER_S, when its last spans have arrived.
+    request that ended, after LINGER_S, when its last spans have arrived. host_of: host of a rank, empty for the
+    supervisor's.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, host_of: HostOf = only_here) -> None:
         self.live: dict[int, RequestRecord] = {}
         self.ended: OrderedDict[int, RequestRecord] = OrderedDict()
         self.shown: OrderedDict[int, RequestRecord] = OrderedDict()
@@ -223,6 +232,7 @@ class RequestLog:
         self.on_end: list[Callable[[RequestRecord], None]] = []
         self.graph: GraphView | None = None
         self._model = model
+        self._host_of = host_of
         self._first: dict[int, int] = {}  # first handle of a request, by the handle of a later attempt
 
     def take(self, child: str, telemetry: Telemetry, now: float) -> None:
@@ -276,7 +286,12 @@ class RequestLog:
 
     def trace(self, record: RequestRecord, now: float | None = None) -> dict[str, Any]:
         """Return the trace of a request. now: for its age; the end of an ended one by default."""
-        return record.trace(self._model, record.api.ended or record.seen if now is None else now, self.graph)
+        at = record.api.ended or record.seen if now is None else now
+        return record.trace(self.status(record, at), at, self.graph)
+
+    def status(self, record: RequestRecord, now: float, age_s: float = 0.0) -> RequestStatus:
+        """See `RequestRecord.request`."""
+        return record.request(self._model, now, age_s, self._host_of)
 
     def take_dirty(self, now: float) -> Iterator[tuple[int, RequestStatus | None]]:
         """Yield the requests that changed since the last call, with None for those that left the view."""
@@ -286,7 +301,7 @@ class RequestLog:
             if record is None:
                 yield handle, None
             elif record.is_named:
-                yield handle, record.request(self._model, now, QUEUED_S)
+                yield handle, self.status(record, now, QUEUED_S)
 
     def all(self) -> Iterator[RequestRecord]:
         """Yield requests, newest first: live ones, then those that ended."""

@@ -130,7 +130,7 @@ def known(run: RunDirectory) -> Known:
         return Known(name=run.name, state="stale", run=run)
     try:
         with AdminClient.of(run, ANSWER_S) as admin:
-            snapshot = admin.snapshot(("children", "ranks", "edges"))
+            snapshot = admin.snapshot(("children", "ranks", "edges", "hosts"))
     except Unreachable:
         return Known(name=run.name, state="silent", run=run, pid=pid)
     head = snapshot["deployment"]

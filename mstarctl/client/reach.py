@@ -77,7 +77,7 @@ def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
 def known_at(options: GlobalOptions, name: str | None) -> Known:
     """Return a running deployment of any host. Raises as `reached`."""
     with reached(options, name) as target:
-        snapshot = target.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus"))
+        snapshot = target.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus", "hosts"))
         head = snapshot["deployment"]
         return Known(
             name=target.name,

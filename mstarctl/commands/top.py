@@ -28,7 +28,7 @@ from mstarctl.top import once
 from mstarctl.top.data.host import ReadHost, here, there
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
-from mstarctl.top.layout.host import host_screen
+from mstarctl.top.layout.hosts.screen import host_screen
 from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.state import PAGES, State
 from mstarctl.top.saved_view import load_view, save_view

@@ -10,6 +10,7 @@ from typing import Any
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstarctl.client import Known
 from mstarctl.client.log_lines import place_of_last_error
+from mstarctl.objects.hosts import has_several, host_items, host_of, shown_name
 from mstarctl.output import age_text, duration_text, size_text
 from mstarctl.output.units import counted
 
@@ -26,6 +27,7 @@ def deployment_item(known: Known) -> dict[str, Any]:
         **known.head,
         **_recorded(known),
         "placement": known.ranks,
+        "hosts": host_items(known),
         "links": links(known),
         "children": known.children,
         "values": known.snapshot.get("values", {}),
@@ -83,20 +85,36 @@ def deployment_lines(known: Known) -> Iterator[str]:
         yield from _running_lines(item)
     yield f"  logs      {item.get('log_dir')}"
     if known.is_running:
+        if has_several(known):
+            yield "hosts"
+            width = max(len(shown_name(host)) for host in item["hosts"])
+            yield from (_host_line(host, width) for host in item["hosts"])
         yield "ranks"
-        yield from (
-            f"  {rank['rank']:<3} {rank['device']:<8} {held_text(rank)}{_group_text(rank)}" for rank in known.ranks
-        )
+        yield from (_rank_line(known, rank) for rank in known.ranks)
         if item.get("nodes"):
             yield "nodes"
             yield from (f"  {node:<12} {where}" for node, where in item["nodes"].items())
         if item["links"]:
             yield "links"
-            yield from (_link_line(edge) for edge in item["links"])
+            yield from (_link_line(known, edge) for edge in item["links"])
         yield "processes"
         yield f"  {'supervisor':<12} pid {known.pid}"
         yield from (_process_line(child) for child in known.children)
     yield from cause_lines(known)
+
+
+def _host_line(host: Mapping[str, Any], width: int) -> str:
+    """Return `node-b  10.0.0.2  lost  ranks 1 2  silent for 10 s`."""
+    ranks = f"{'rank' if len(host['ranks']) == 1 else 'ranks'} {' '.join(map(str, host['ranks']))}"
+    words = [host["address"], host["state"], ranks if host["ranks"] else "", host.get("reason") or ""]
+    return f"  {shown_name(host):<{width}}  {'  '.join(word for word in words if word)}"
+
+
+def _rank_line(known: Known, rank: Mapping[str, Any]) -> str:
+    """Return `0   cuda:0   LLM`, with several hosts `0   node-b cuda:0   LLM`."""
+    width = max(len(host_of(other)) for other in known.ranks)
+    host = f"{host_of(rank):<{width}} " if has_several(known) else ""
+    return f"  {rank['rank']:<3} {host}{rank['device']:<8} {held_text(rank)}{_group_text(rank)}"
 
 
 def held_text(rank: Mapping[str, Any]) -> str:
@@ -111,14 +129,17 @@ def _group_text(rank: Mapping[str, Any]) -> str:
     return f"  group {' '.join(map(str, rank['group']))}, epoch {rank.get('epoch', 0)}"
 
 
-def _link_line(edge: Mapping[str, Any]) -> str:
-    """Return `0 > 1  LLM cache  4 transfers, 73 KiB; now 0.9/s, 16 KiB/s, 1.1 ms each`."""
+def _link_line(known: Known, edge: Mapping[str, Any]) -> str:
+    """Return `0 > 1  LLM cache  4 transfers, 73 KiB; now 0.9/s, 16 KiB/s, 1.1 ms each`, then hosts if they differ."""
     where = f"{edge.get('source_rank', 0)} > {edge.get('into_rank', 0)}"
     totals = f"{counted(edge.get('items', 0), 'transfer')}, {size_text(edge.get('bytes', 0))}"
     rates = [f"{edge.get('items_s', 0.0):.1f}/s", f"{size_text(int(edge.get('bytes_s', 0.0)))}/s"]
     if edge.get("transfer_ms") is not None:
         rates.append(f"{edge['transfer_ms']:.1f} ms each")
-    return f"  {where:<12} {edge['name']}  {totals}; now {', '.join(rates)}"
+    hosts = {rank["rank"]: host_of(rank) for rank in known.ranks}
+    source, into = (hosts.get(edge.get(f"{end}_rank", 0), "") for end in ("source", "into"))
+    across = f"; from {source} to {into}" if source != into else ""
+    return f"  {where:<12} {edge['name']}  {totals}; now {', '.join(rates)}{across}"
 
 
 def _running_lines(item: dict[str, Any]) -> Iterator[str]:
@@ -144,7 +165,9 @@ def _running_lines(item: dict[str, Any]) -> Iterator[str]:
 def _process_line(child: dict[str, Any]) -> str:
     phases = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in child["phases_s"].items())
     memory = size_text(child["resident_bytes"]) if child.get("resident_bytes") else ""
-    words = [f"{child['name']:<12} pid {child['pid']}", child["state"], f"life {child['incarnation']}", memory, phases]
+    host = f"on {child['host']}" if child.get("host") else ""
+    name = f"{child['name']:<12} pid {child['pid']}"
+    words = [name, child["state"], host, f"life {child['incarnation']}", memory, phases]
     return f"  {'  '.join(word for word in words if word)}"
 
 

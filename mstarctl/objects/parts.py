@@ -72,7 +72,8 @@ def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
     if index not in items:
         raise missing("gpu", index, items, "this host" if known is None else known.name)
     gpu_facts = items[index]
-    holder = gpu_holder(str(gpu_facts.get("uuid") or f"nvidia{index}"))
+    is_remote = bool(gpu_facts.get("host"))  # locks are files of that host
+    holder = None if is_remote else gpu_holder(str(gpu_facts.get("uuid") or f"nvidia{index}"))
     return {
         **gpu_facts,
         "name": index,

@@ -255,7 +255,7 @@ class TopApp(App[None]):
             self.choose(navigation.next_source(self.state, sources(self.session.view().logs)))
             return
         panel = "ranks" if self.state.panel == "requests" else "requests"
-        first = next(iter(navigation.rank_keys(self.view())), None)
+        first = next(iter(self.view().rank_keys), None)
         self.choose(replace(self.state, panel=panel, rank=self.state.rank or first))
 
     def action_move(self, by: int) -> None:
@@ -263,6 +263,9 @@ class TopApp(App[None]):
 
     def action_across(self, by: int) -> None:
         self.choose(navigation.across(self.view(), self.state, by))
+
+    def action_host(self) -> None:
+        self.choose(navigation.next_host(self.view(), self.state))
 
     def action_turn(self, by: int) -> None:
         self.action_move(by * max(1, self.size.height // 2))

@@ -13,7 +13,7 @@ from mstarctl.output.theme import GROUND, LIGHT_GROUND, Mode, has_ground
 from mstarctl.top.data.host import HostView, ReadHost
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import Glyphs, in_ascii
-from mstarctl.top.layout.host import KEYS, host_screen
+from mstarctl.top.layout.hosts.screen import KEYS, host_screen
 from mstarctl.top.widgets.pane import Pane
 
 READ_S: Final = 1.0

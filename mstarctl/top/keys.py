@@ -62,6 +62,7 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("tab", "panel", "tab", "panel", "next panel; on logs, next process", MOVING, frozenset(("overview", "logs"))),
     Key("up,k", "move(-1)", "↑ k", "up", "one row up", MOVING),
     Key("down,j", "move(1)", "↓ j", "down", "one row down", MOVING),
+    Key("n", "host", "n", "host", "first rank of the next host", MOVING, frozenset(("overview", "ranks"))),
     Key("left,h", "across(-1)", "← h", "left", "node to the left; in a waterfall, earlier", MOVING, SIDEWAYS),
     Key("right", "across(1)", "→", "right", "node to the right; in a waterfall, later", MOVING, SIDEWAYS),
     Key("pageup", "turn(-1)", "PgUp", "page up", "half a screen up", MOVING, LISTS),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
+from mstarctl.top.layout.events import matching_events
 from mstarctl.top.layout.graph.geometry import graph_of
 from mstarctl.top.layout.request_list import Sort, chosen, columns, columns_of, sorts_of
 from mstarctl.top.layout.scroll import Window, moved
@@ -18,14 +19,9 @@ def request_keys(view: View, state: State) -> list[str]:
     return [key for key, _ in chosen(view, state.sort)]
 
 
-def rank_keys(view: View) -> list[str]:
-    """Return the keys of ranks in order."""
-    return sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
-
-
 def event_keys(view: View, state: State) -> list[str]:
-    """Return the keys of events that match the type, in order."""
-    return [str(event.n) for event in view.store.events if state.event_text in event.type]
+    """Return the keys of events that match the filter, in order."""
+    return [str(event.n) for event in matching_events(view, state.event_text)]
 
 
 def node_names(view: View) -> list[str]:
@@ -37,11 +33,11 @@ def move(view: View, state: State, by: int) -> State:
     """Move down (or up, if negative) in the list of the page."""
     match state.page:
         case "overview" if state.panel == "ranks":
-            return replace(state, rank=_next(rank_keys(view), state.rank, by))
+            return replace(state, rank=_next(view.rank_keys, state.rank, by))
         case "overview" | "requests":
             return replace(state, requests=moved(request_keys(view, state), state.requests, by))
         case "ranks":
-            return replace(state, rank=_next(rank_keys(view), state.rank, by))
+            return replace(state, rank=_next(view.rank_keys, state.rank, by))
         case "graph":
             return replace(state, node=_next(node_names(view), state.node, by) or "")
         case "events":
@@ -63,6 +59,18 @@ def edge(view: View, state: State, to: int) -> State:
     if state.page == "events" and to > 0:
         return replace(state, events=Window())
     return move(view, move(view, state, to), to * 1_000_000)
+
+
+def next_host(view: View, state: State) -> State:
+    """Select the first rank of the next host that has one, and after the last host of the first one."""
+    keys = view.rank_keys
+    now = view.host_of(state.rank) if state.rank in keys else ""
+    firsts = {view.host_of(key): key for key in reversed(keys)}
+    hosts = [host for host in view.hosts if host in firsts]
+    if not hosts:
+        return state
+    host = hosts[(hosts.index(now) + 1) % len(hosts)] if now in hosts else hosts[0]
+    return replace(state, rank=firsts[host], panel="ranks")
 
 
 def across(view: View, state: State, by: int) -> State:
@@ -141,7 +149,7 @@ def opened(view: View, state: State) -> State:
     """Open the selected object: the waterfall of a request, the page of a rank or node."""
     match state.page:
         case "overview" if state.panel == "ranks":
-            return replace(state, page="ranks", rank=state.rank or next(iter(rank_keys(view)), None))
+            return replace(state, page="ranks", rank=state.rank or next(iter(view.rank_keys), None))
         case "overview" | "requests":
             keys = request_keys(view, state)
             key = selected_request(view, state) or (keys[0] if keys else None)

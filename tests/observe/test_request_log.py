@@ -39,6 +39,21 @@ def test_each_process_reports_its_part() -> None:
     assert shown(log) == {}
 
 
+def test_a_request_is_on_the_host_of_its_rank_until_it_ends() -> None:
+    log = RequestLog("m", lambda rank: "node-b" if rank == 1 else "")
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0)
+    for rank, host in ((1, "node-b"), (0, "")):
+        tell(log, "conductor", 0.0, handle=7, node="LLM", rank=rank)
+        request = shown(log)[7]
+        assert request is not None and request.host == host
+    tell(log, "conductor", 0.0, handle=7, node="LLM", rank=1)
+    record = log.find("r")
+    assert record is not None and log.trace(record, 3.0)["request"]["host"] == "node-b"
+    tell(log, "api", 0.0, handle=7, id="r", state="finished", started=1.0, ended=2.0)
+    request = shown(log)[7]
+    assert request is not None and request.host == ""
+
+
 def test_the_steps_of_a_loop_are_those_of_the_rank_that_runs_it() -> None:
     log = RequestLog("m")
     tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0)

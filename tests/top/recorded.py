@@ -143,6 +143,7 @@ def write_recordings() -> None:
     RECORDINGS.mkdir(exist_ok=True)
     record(RECORDINGS / "qwen3_omni.mstar.gz", Simulation(qwen(), hz=1.0), 300)
     record(RECORDINGS / "orpheus.mstar.gz", Simulation(orpheus(), hz=2.0, requests=9, uptime=95.0), 30)
+    record(RECORDINGS / "hosts.mstar.gz", Simulation(qwen(), hz=1.0, requests=9, hosts={1: "node-b"}), 40)
     broken = lost()
     (RECORDINGS / "lost.mstar.gz").unlink(missing_ok=True)
     recorder = Recorder(RECORDINGS / "lost.mstar.gz", "qwen3_omni", at=0.0)

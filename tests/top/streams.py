@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from mstar_core.observe.frames import (
     Frame,
     GpuStatus,
     HelloFrame,
+    HostStatus,
     NodeStatus,
     RankStatus,
     RequestStatus,
@@ -55,8 +56,19 @@ class Live:
 class Simulation:
     """Simulates a watch with `frames(seconds)`. store: the last state that was sent."""
 
-    def __init__(self, model: Model, *, seed: int = 7, requests: int = 17, hz: float = 4.0, uptime: float = 7860.0):
+    def __init__(
+        self,
+        model: Model,
+        *,
+        seed: int = 7,
+        requests: int = 17,
+        hz: float = 4.0,
+        uptime: float = 7860.0,
+        hosts: Mapping[int, str] | None = None,
+    ):
         self.model, self.hz = model, hz
+        self.hosts = hosts or {}  # host by rank; a rank that is left out runs on the supervisor's
+        self.host_states: dict[str, tuple[str, str]] = {}  # state and reason of hosts that are not ready
         self.random = random.Random(seed)
         self.wanted = requests
         self.start = 11.5
@@ -197,7 +209,8 @@ class Simulation:
         store.nodes = {f"{node.name}@{node.rank}": node for node in self._nodes(requests)}
         store.edges = {f"{edge.name}@{edge.source_rank}>{edge.into_rank}": edge for edge in self._edges(requests)}
         store.ranks = {str(rank.rank): rank for rank in self._ranks(store)}
-        store.gpus = {str(gpu.index): gpu for gpu in self._gpus(store)}
+        store.gpus = {f"{gpu.host}/{gpu.index}" if gpu.host else str(gpu.index): gpu for gpu in self._gpus(store)}
+        store.hosts = dict(self._host_items())
         store.children = {child.name: child for child in self._children()}
         store.deployment = self._head(store)
 
@@ -275,11 +288,13 @@ class Simulation:
             nodes = [node for node in store.nodes.values() if node.rank == number]
             is_gpu = bool(self.model.gpus)
             used = (63.4 if number == 0 else 14.9) * GIB if is_gpu else 1.2 * GIB
+            host = self.hosts.get(number, "")
             yield RankStatus(
                 rank=number,
-                device=f"cuda:{number}" if is_gpu else "cpu",
-                gpu=str(number) if is_gpu else None,
-                state="ready",
+                host=host,
+                device=f"cuda:{self._index(number)}" if is_gpu else "cpu",
+                gpu=self._gpu_key(number) if is_gpu else None,
+                state="ended" if host in self.host_states else "ready",
                 pid=4121 + number,
                 nodes=[node.name for node in nodes],
                 requests=sum(node.batch for node in nodes),
@@ -301,7 +316,9 @@ class Simulation:
         for index, name in enumerate(self.model.gpus):
             rank = store.ranks[str(index)]
             yield GpuStatus(
-                index=index,
+                index=self._index(index),
+                host=rank.host,
+                is_stale=rank.host in self.host_states,
                 uuid=f"GPU-{index}",
                 name=name,
                 util=round(rank.busy, 2),
@@ -314,11 +331,47 @@ class Simulation:
                 ranks=[index],
             )
 
+    def _index(self, rank: int) -> int:
+        """Return the index of a rank's GPU on its host."""
+        return sum(self.hosts.get(other, "") == self.hosts.get(rank, "") for other in range(rank))
+
+    def _gpu_key(self, rank: int) -> str:
+        host = self.hosts.get(rank, "")
+        return f"{host}/{self._index(rank)}" if host else str(self._index(rank))
+
+    def _host_items(self) -> Iterator[tuple[str, HostStatus]]:
+        for place, name in enumerate(["", *dict.fromkeys(self.hosts.values())] if self.hosts else []):
+            state, reason = self.host_states.get(name, ("ready", ""))
+            yield (
+                name or "local",
+                HostStatus(
+                    title=name or "node-a",
+                    address=f"10.0.0.{place + 1}",
+                    node=f"9f0{place}c2",
+                    state=state,
+                    reason=reason,
+                    pid=5100 + place if name else None,
+                    incarnation=1 if name else 0,
+                    heard=self.t - 12.0 if name in self.host_states else self.t,
+                    round_trip_ms=0.21 if name and state == "ready" else None,
+                    versions={"mstarctl": "0.4.0", "ray": "2.60.0", "python": "3.12.4", "cuda": "12.8"},
+                    cores=[0.31, 0.9, 0.12, 0.08, 0.44, 0.02, 0.0, 0.2],
+                    memory_used=(41 + 7 * place) * GIB,
+                    memory_total=256 * GIB,
+                    net_in_s=(3 + place) * 2**20,
+                    net_out_s=(2 + place) * 2**20,
+                ),
+            )
+
     def _children(self) -> Iterator[ChildStatus]:
         yield ChildStatus(name="api", state="ready", pid=4110, core=self._wobble(0.41), resident_bytes=210 * 2**20)
         yield ChildStatus(name="conductor", state="ready", pid=4111, core=self._wobble(0.12), resident_bytes=90 * 2**20)
         for number in sorted({stage.rank for stage in self.model.stages.values()}):
-            yield ChildStatus(name=f"worker-{number}", state="ready", pid=4121 + number, rank=number, core=0.93)
+            host = self.hosts.get(number, "")
+            state = "ended" if host in self.host_states else "ready"
+            yield ChildStatus(
+                name=f"worker-{number}", host=host, state=state, pid=4121 + number, rank=number, core=0.93
+            )
 
     def _head(self, store: Store) -> DeploymentStatus:
         running = [r for r in store.requests.values() if r.state == "run"]
@@ -337,6 +390,7 @@ class Simulation:
             started_at=EPOCH + self.start,
             ready_s=48.1,
             ranks=len(store.ranks),
+            hosts=len(store.hosts),
             running=len(running),
             waiting=sum(1 for r in store.requests.values() if r.state == "queue"),
             slots=self.model.slots,
@@ -358,7 +412,7 @@ class Simulation:
     def _delta(self, fresh: Store, after: int) -> DeltaFrame:
         changed: dict[str, dict[str, dict[str, Any]]] = {}
         gone: dict[str, list[str]] = {}
-        for name in ("ranks", "nodes", "requests", "edges", "gpus", "children"):
+        for name in ("ranks", "nodes", "requests", "edges", "gpus", "children", "hosts"):
             old, new = self.store.part(name), fresh.part(name)
             for key, item in new.items():
                 fields = (

@@ -12,7 +12,7 @@ from mstarctl.top.data.host import HostDeployment, HostView
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import UNICODE
 from mstarctl.top.host_app import HostApp
-from mstarctl.top.layout.host import host_screen
+from mstarctl.top.layout.hosts.screen import host_screen
 
 GIB = 1 << 30
 FACTS = {"running": 3, "waiting": 1, "ttft_p50_ms": 231.4, "tokens_s": 412.0, "age_s": 95.0, "model": "orpheus"}

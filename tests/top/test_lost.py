@@ -101,7 +101,7 @@ def test_four_links_between_two_ranks_are_all_drawn_with_their_ends() -> None:
         str(n): EdgeStatus(name=f"e{n}", source="LLM", into="" if n == 3 else "codec", source_rank=0, into_rank=1)
         for n in range(4)
     }
-    (rows,) = between(view, 150)
+    (rows,) = between(view, ["0", "1"], 150)
     text = plain(rows)
     assert len(rows) == 2 and all(f"e{n}" in text for n in range(4))
     assert text.count("codec") == 3 and text.rstrip().endswith("rank 1")

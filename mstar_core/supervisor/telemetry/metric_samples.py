@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from mstar_core.messages.telemetry import MetricSample
-from mstar_core.observe.frames import GpuStatus, NodeStatus, RankStatus
+from mstar_core.observe.frames import LOCAL, GpuStatus, HostStatus, NodeStatus, RankStatus
 from mstar_core.observe.hub import HubState
 from mstar_core.observe.metrics import STEP_READINGS, Labelled, samples, step_samples
 
@@ -65,26 +66,30 @@ def _sums(nodes: Sequence[NodeStatus], values: Mapping[str, float], reading: str
 
 
 def socket_samples(store: HubState, state: str, watchers: int) -> Iterator[MetricSample]:
-    """Yield the samples of the admin socket: state, processes, nodes by rank, ranks, GPUs and edges."""
+    """Yield the samples of the admin socket: state, processes, nodes by rank, ranks, GPUs, hosts and edges."""
     children, ranks, gpus = store.children, store.ranks, store.gpus
     yield from samples("mstar_state", {(state,): 1})
     yield from samples("mstar_watchers", {(): watchers})
+    processes = {(name, child.host or LOCAL): child for name, child in children.items()}
     yield from samples("mstar_component_up", {(name,): child.state == "ready" for name, child in children.items()})
-    yield from samples("mstar_process_cores", {(name,): child.core for name, child in children.items()})
-    resident = {(name,): child.resident_bytes for name, child in children.items()}
+    yield from samples("mstar_process_cores", {key: child.core for key, child in processes.items()})
+    resident = {key: child.resident_bytes for key, child in processes.items()}
     yield from samples("mstar_process_resident_bytes", resident)
     yield from _nodes_by_rank(list(store.nodes.values()))
-    yield from samples("mstar_rank_busy", {(key,): rank.busy for key, rank in ranks.items()})
-    yield from samples("mstar_rank_requests", {(key,): rank.requests for key, rank in ranks.items()})
-    yield from samples("mstar_rank_memory_bytes", _memory(ranks))
-    yield from samples("mstar_rank_shm_bytes", {(key,): rank.shm_bytes for key, rank in ranks.items()})
+    placed = {(key, rank.host or LOCAL): rank for key, rank in ranks.items()}
+    yield from samples("mstar_rank_busy", {key: rank.busy for key, rank in placed.items()})
+    yield from samples("mstar_rank_requests", {key: rank.requests for key, rank in placed.items()})
+    yield from samples("mstar_rank_memory_bytes", _memory(placed))
+    yield from samples("mstar_rank_shm_bytes", {key: rank.shm_bytes for key, rank in placed.items()})
     grouped = {key: rank for key, rank in ranks.items() if rank.group}
     yield from samples("mstar_group_epoch", {(key, str(rank.group[0])): rank.epoch for key, rank in grouped.items()})
     followers = {key: rank for key, rank in grouped.items() if rank.follows}
     yield from samples("mstar_group_plans", {(key,): rank.plans for key, rank in followers.items()})
-    yield from samples("mstar_gpu_utilisation", {(key,): gpu.util for key, gpu in gpus.items()})
-    yield from samples("mstar_gpu_memory_bytes", _memory(gpus))
-    yield from samples("mstar_gpu_power_watts", {(key,): gpu.power_w for key, gpu in gpus.items()})
+    cards = {(str(gpu.index), gpu.host or LOCAL): gpu for gpu in gpus.values()}
+    yield from samples("mstar_gpu_utilisation", {key: gpu.util for key, gpu in cards.items()})
+    yield from samples("mstar_gpu_memory_bytes", _memory(cards))
+    yield from samples("mstar_gpu_power_watts", {key: gpu.power_w for key, gpu in cards.items()})
+    yield from _hosts(store.hosts)
     edges = {(e.name, str(e.source_rank), str(e.into_rank)): e for e in store.edges.values()}
     yield from samples("mstar_edge_items", {key: edge.items for key, edge in edges.items()})
     yield from samples("mstar_edge_bytes", {key: edge.bytes for key, edge in edges.items()})
@@ -113,9 +118,27 @@ def _nodes_by_rank(nodes: Sequence[NodeStatus]) -> Iterator[MetricSample]:
     yield from samples("mstar_node_pages", pages)
 
 
-def _memory(items: Mapping[str, RankStatus] | Mapping[str, GpuStatus]) -> Labelled:
+def _hosts(hosts: Mapping[str, HostStatus]) -> Iterator[MetricSample]:
+    """Yield the samples of hosts; the loads of those whose agents report."""
+    reached = {key: host for key, host in hosts.items() if host.state in ("", "ready")}
+    loaded = {(key,): host for key, host in reached.items() if host.memory_total}
+    yield from samples("mstar_host_up", {(key,): key in reached for key in hosts})
+    yield from samples("mstar_host_cores", {key: round(sum(host.cores), 2) for key, host in loaded.items()})
+    yield from samples("mstar_host_memory_bytes", _memory(loaded))
+    directions = {
+        (*key, direction): rate
+        for key, host in loaded.items()
+        for direction, rate in (("in", host.net_in_s), ("out", host.net_out_s))
+    }
+    yield from samples("mstar_host_network_bytes_per_second", directions)
+    yield from samples(
+        "mstar_host_round_trip_seconds", {(key,): _seconds(host.round_trip_ms) for key, host in reached.items()}
+    )
+
+
+def _memory(items: Mapping[Any, RankStatus | GpuStatus | HostStatus]) -> Labelled:
     states = ("used", "total")
-    return {(key, state): getattr(item, f"memory_{state}") for key, item in items.items() for state in states}
+    return {(*key, state): getattr(item, f"memory_{state}") for key, item in items.items() for state in states}
 
 
 def _seconds(ms: float | None) -> float | None:

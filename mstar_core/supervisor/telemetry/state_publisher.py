@@ -89,7 +89,7 @@ class StatePublisher:
 
     def __init__(self, view: PublishedSupervisor, hub: TelemetryHub, gpus: GpuReader) -> None:
         self.hub = hub
-        self.requests = RequestLog(view.spec.model)
+        self.requests = RequestLog(view.spec.model, lambda rank: view.spec.host_of(rank))
         self.weights: dict[str, int] = {}
         self._api_samples: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
         self._view = view
@@ -435,6 +435,7 @@ class StatePublisher:
             started_at=view.started_at,
             ready_s=view.ready_s,
             ranks=len(spec.plan.ranks),
+            hosts=len(spec.hosts),
             cordoned=sorted(view.cordoned),
             restarts=view.restarts,
             running=states.count("run"),

@@ -1,4 +1,4 @@
-"""Views without figures of processes that have ended. Pure functions, used by all screens."""
+"""Views without figures of processes that have ended and of lost hosts. Pure functions, used by all screens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from mstar_core.observe.frames import EdgeStatus, NodeStatus, RankStatus
+from mstar_core.observe.frames import LOCAL, EdgeStatus, GpuStatus, NodeStatus, RankStatus
 from mstarctl.top.data.view import View
 
 ENDED: Final = "ended"
@@ -15,13 +15,13 @@ SERVING: Final = ("ready", "")
 
 
 def without_lost(view: View) -> View:
-    """Return the view without the last figures of ended ranks, and without rates of ranks that do not serve.
+    """Return the view without the last figures of ended ranks and lost hosts, and without rates of idle ranks.
 
     The figures of a process outlive it until the next report, and in recordings of earlier versions.
     """
     ranks = view.store.ranks
     idle = frozenset(rank.rank for rank in ranks.values() if rank.state not in SERVING)
-    if not idle:
+    if not idle and all(view.is_reached(host) for host in view.store.hosts):
         return view
     store = dataclasses.replace(
         view.store,
@@ -31,6 +31,7 @@ def without_lost(view: View) -> View:
             key: _edge(edge) if {edge.source_rank, edge.into_rank} & idle else edge
             for key, edge in view.store.edges.items()
         },
+        gpus={key: gpu if view.is_reached(gpu.host or LOCAL) else _gpu(gpu) for key, gpu in view.store.gpus.items()},
     )
     return dataclasses.replace(view, store=store)
 
@@ -38,6 +39,7 @@ def without_lost(view: View) -> View:
 def _rank(rank: RankStatus) -> RankStatus:
     return RankStatus(
         rank=rank.rank,
+        host=rank.host,
         device=rank.device,
         gpu=rank.gpu,
         state=rank.state,
@@ -46,6 +48,12 @@ def _rank(rank: RankStatus) -> RankStatus:
         group=rank.group,
         epoch=rank.epoch,
         pages_total=rank.pages_total,
+    )
+
+
+def _gpu(gpu: GpuStatus) -> GpuStatus:
+    return GpuStatus(
+        index=gpu.index, host=gpu.host, uuid=gpu.uuid, name=gpu.name, memory_total=gpu.memory_total, ranks=gpu.ranks
     )
 
 

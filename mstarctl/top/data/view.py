@@ -8,7 +8,7 @@ from datetime import datetime, tzinfo
 from typing import Final
 
 from mstar_core.observe.filter import Filter
-from mstar_core.observe.frames import NodeStatus
+from mstar_core.observe.frames import LOCAL, NodeStatus
 from mstarctl.client.store import Store
 from mstarctl.output.theme import NODE_COLOURS
 from mstarctl.top.data.history import History
@@ -89,6 +89,28 @@ class View:
         """Return the theme role that colours a node on all screens. It depends on the node's position in the graph."""
         names = [node.name for node in self.store.graph.nodes] or sorted({n.name for n in self.store.nodes.values()})
         return f"node.{names.index(name) % NODE_COLOURS}" if name in names else ""
+
+    @property
+    def hosts(self) -> list[str]:
+        """Keys of the hosts, the supervisor's first; empty if the deployment has no other."""
+        keys = {*self.store.hosts, *(rank.host or LOCAL for rank in self.store.ranks.values())}
+        return sorted(keys, key=lambda key: (key != LOCAL, key)) if keys - {LOCAL} else []
+
+    @property
+    def rank_keys(self) -> list[str]:
+        """Keys of the ranks by host and number."""
+        ranks = self.store.ranks
+        return sorted(ranks, key=lambda key: (ranks[key].host, ranks[key].rank))
+
+    def host_of(self, rank: int | str) -> str:
+        """Return the key of a rank's host."""
+        status = self.store.ranks.get(str(rank))
+        return (status.host if status is not None else "") or LOCAL
+
+    def is_reached(self, host: str) -> bool:
+        """Return whether a host's agent reports, so that its figures are current."""
+        status = self.store.hosts.get(host)
+        return status is None or status.state in ("", "ready")
 
     def is_ended(self, rank: int) -> bool:
         """Return whether the process of a rank has ended."""

@@ -13,7 +13,8 @@ class Glyphs:
     """One set. Each glyph is one cell wide. steps: levels of a sparkline, lowest first (index 0: blank).
 
     eighths: a bar's last cell, from one eighth to seven; if empty, bars have whole cells.
-    lines: box drawing by the sum of the directions in which a line leaves a cell (1 up, 2 right, 4 down, 8 left).
+    lines: box drawing by the sum of the directions in which a line leaves a cell (1 up, 2 right, 4 down, 8 left);
+    heavy ones for large rates, dashed ones between hosts.
     spans: queue, wait, compute, transfer, stall of a waterfall.
     """
 
@@ -23,6 +24,8 @@ class Glyphs:
     rest: str
     lines: str
     heavy: str
+    dashed: str
+    heavy_dashed: str
     frame: str
     box: str
     arrow_right: str
@@ -59,6 +62,8 @@ UNICODE: Final = Glyphs(
     rest="░",
     lines=" ╵╶╰╷│╭├╴╯─┴╮┤┬┼",
     heavy=" ╹╺┗╻┃┏┣╸┛━┻┓┫┳╋",
+    dashed=" ╵╶╰╷╎╭├╴╯╌┴╮┤┬┼",
+    heavy_dashed=" ╹╺┗╻╏┏┣╸┛╍┻┓┫┳╋",
     frame="╔╗╚╝═║",
     box="╭╮╰╯─│",
     arrow_right="▶",
@@ -93,6 +98,8 @@ ASCII: Final = Glyphs(
     rest=".",
     lines=" |-+||++-+-+++++",
     heavy=" !=+!!++=+=+++++",
+    dashed=" :~+::++~+~+++++",
+    heavy_dashed=" :~+::++~+~+++++",
     frame="++++=|",
     box="++++-|",
     arrow_right=">",

@@ -14,7 +14,7 @@ class Canvas:
     def __init__(self, width: int, height: int, glyphs: Glyphs) -> None:
         self.width, self.height, self.glyphs = width, height, glyphs
         self._cells: list[list[Span]] = [[Span(" ")] * width for _ in range(height)]
-        self._bits: dict[tuple[int, int], tuple[int, bool, str]] = {}
+        self._bits: dict[tuple[int, int], tuple[int, bool, bool, str]] = {}
 
     def put(self, x: int, y: int, text: str, role: str = "") -> None:
         """Write text from a cell to the right. A wide character takes two cells, the second one empty."""
@@ -45,7 +45,15 @@ class Canvas:
             self.put(x, row, tall, role)
             self.put(x + width - 1, row, tall, role)
 
-    def wire(self, start: tuple[int, int], end: tuple[int, int], role: str, *, is_heavy: bool = False) -> None:
+    def wire(
+        self,
+        start: tuple[int, int],
+        end: tuple[int, int],
+        role: str,
+        *,
+        is_heavy: bool = False,
+        is_dashed: bool = False,
+    ) -> None:
         """Add a straight wire, both ends included. Wires that meet in a cell join."""
         (x0, y0), (x1, y1) = start, end
         step_x, step_y = (x1 > x0) - (x1 < x0), (y1 > y0) - (y1 < y0)
@@ -54,19 +62,21 @@ class Canvas:
         x, y = x0, y0
         while True:
             bits = (back if (x, y) != (x0, y0) else 0) | (out if (x, y) != (x1, y1) else 0)
-            old, heavy, before = self._bits.get((x, y), (0, False, role))
+            old, heavy, dashed, before = self._bits.get((x, y), (0, False, True, role))
             stronger = before if before.startswith("flow") and "+off" not in before else role
-            self._bits[x, y] = (old | bits, heavy or is_heavy, stronger)
+            self._bits[x, y] = (old | bits, heavy or is_heavy, dashed and is_dashed, stronger)
             if (x, y) == (x1, y1):
                 return
             x, y = x + step_x, y + step_y
 
     def ink(self) -> None:
         """Draw the wires into the cells. Later text overwrites them."""
-        for (x, y), (bits, is_heavy, role) in self._bits.items():
+        glyphs = self.glyphs
+        for (x, y), (bits, is_heavy, is_dashed, role) in self._bits.items():
             if bits in (LEFT, RIGHT):
                 bits = LEFT | RIGHT
-            self.put(x, y, (self.glyphs.heavy if is_heavy else self.glyphs.lines)[bits], role)
+            solid, dashed = (glyphs.heavy, glyphs.heavy_dashed) if is_heavy else (glyphs.lines, glyphs.dashed)
+            self.put(x, y, (dashed if is_dashed else solid)[bits], role)
         self._bits.clear()
 
     def is_blank(self, x: int, y: int, width: int) -> bool:

@@ -51,7 +51,7 @@ def _term_row(term: Term) -> Line:
 
 
 FILTERS = (
-    ("state:queue node:talker rank:1 id:r-7f*", "a glob on a field; terms are joined by AND"),
+    ("state:queue node:talker rank:1 host:node-b", "a glob on a field; terms are joined by AND"),
     ("ttft>500 age>=2s tokens<100 rtf>0.8", "comparisons, with units for times"),
     ("err  !err  speech  /r-7f[0-9]/", "flag, negation, word, regular expression"),
     ("state:queue OR ttft>2s", "alternatives"),

@@ -49,9 +49,19 @@ def last(view: View, width: int, dismissed: float = 0.0) -> Line:
     return fit(line(" ") + take(shown, width - 2, "   "), width)
 
 
-def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -> tuple[list[Line], list[str]]:
-    """Return (exactly `height` lines, newest last; keys of the visible events). kinds: a substring of the type."""
-    events = [event for event in view.store.events if kinds in event.type]
+def matching_events(view: View, text: str) -> list[Event]:
+    """Return the events whose type, or the host that they are about, contains `text`."""
+    hosts = {child.name: child.host for child in view.store.children.values()}
+
+    def host(event: Event) -> str:
+        return str(event.facts.get("host") or hosts.get(str(event.facts.get("child")), ""))
+
+    return [event for event in view.store.events if text in event.type or text in host(event)]
+
+
+def feed(view: View, width: int, height: int, window: Window, text: str = "") -> tuple[list[Line], list[str]]:
+    """Return (exactly `height` lines, newest last; keys of the visible events). text: see `matching_events`."""
+    events = matching_events(view, text)
     keys = [str(event.n) for event in events]
     if width < FOLDS_BELOW:
         return _folded(view, events, keys, width, height, window)

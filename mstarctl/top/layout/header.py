@@ -14,7 +14,7 @@ from mstarctl.top.layout.events import role_of
 
 GOOD: Final = frozenset({"ready"})
 BUSY: Final = frozenset({"starting", "draining", "stopping"})
-WORN: Final = frozenset({"degraded", "unhealthy"})
+WORN: Final = frozenset({"degraded", "unhealthy", "waiting"})
 
 
 def state_mark(state: str, view: View) -> Line:
@@ -181,15 +181,24 @@ def _second(view: View, width: int, size: int, dismissed: float) -> Line:
         pair("preempted", str(head.preempted), "warn" if head.preempted else "value"),
         pair("restarts", str(head.restarts), "warn" if head.restarts else "value"),
     ]
+    hosts = _hosts(view)
+    is_short = not all(view.is_reached(host) for host in view.hosts)
     if size < NORMAL:
-        parts = [pair("pages", pages), pair("err", str(head.failed), "bad" if head.failed else "value"), *common]
+        parts = [
+            pair("pages", pages),
+            pair("err", str(head.failed), "bad" if head.failed else "value"),
+            *common,
+            *hosts,
+        ]
         return line(" ") + take(parts, width - 2, "   ")
     parts = [
+        *(hosts if is_short else []),
         _core(view, "api"),
         _core(view, "conductor"),
         pair("admission", f"{head.running}/{head.slots}" if head.slots else numbers.NONE),
         pair("pages", pages),
         *common,
+        *([] if is_short else hosts),
     ]
     last = failure_time(head.last_failure)
     if last > dismissed and not head.cause:
@@ -199,6 +208,14 @@ def _second(view: View, width: int, size: int, dismissed: float) -> Line:
     span = view.history.span_s
     end = line((f"{age_text(span)} of history " if span else "no history ", "faint"))
     return spread(line(" ") + take(parts, width - end.width - 2, "   "), end, width)
+
+
+def _hosts(view: View) -> list[Line]:
+    """Draw the number of hosts, or `hosts 1/2` while an agent does not report."""
+    reached = sum(view.is_reached(host) for host in view.hosts)
+    if reached < len(view.hosts):
+        return [pair("hosts", f"{reached}/{len(view.hosts)}", "bad")]
+    return [pair("hosts", str(reached))] if reached else []
 
 
 def _core(view: View, name: str) -> Line:

@@ -21,15 +21,19 @@ INDENT: Final = "   "
 
 
 def matching_lines(view: View, source: str, text: str) -> list[Logged]:
-    """Return the lines of one process (empty: all) that contain `text` in message, fields, process or request."""
+    """Return the lines of one process (empty: all) that contain `text` in message, fields, process, host or request."""
     if not source and not text:
         return list(view.logs)  # fast path for 10,000 lines, several times per second
     word = text.casefold()
+    hosts = {child.name: child.host for child in view.store.children.values() if child.host}
     return [
         logged
         for logged in view.logs
         if source in ("", logged.source)
-        and (not word or word in f"{logged.source} {logged.request} {logged.text}".casefold())
+        and (
+            not word
+            or word in f"{logged.source} {hosts.get(logged.source, '')} {logged.request} {logged.text}".casefold()
+        )
     ]
 
 

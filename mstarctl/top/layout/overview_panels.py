@@ -44,9 +44,10 @@ def graph_panel(view: View, width: int, height: int) -> list[Line]:
 def devices_line(view: View, width: int) -> Line:
     """Draw `Graph   rank 0 on gpu0 NVIDIA H200   rank 1 on cpu`."""
     parts = [line(("Graph", "head"))]
-    for rank in sorted(view.store.ranks.values(), key=lambda rank: rank.rank):
+    for rank in (view.store.ranks[key] for key in view.rank_keys):
         gpu = gpu_of(view, rank)
         device = rank.device if gpu is None else f"gpu{gpu.index} {gpu.name}".rstrip()
+        device = f"{view.host_of(rank.rank)} {device}" if view.hosts else device
         parts.append(line((f"rank {rank.rank}", "value"), (f" on {safe(device)}", "dim")))
     return fit(line(" ") + take(parts, width - 2, "   "), width)
 

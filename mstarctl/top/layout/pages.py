@@ -18,8 +18,9 @@ from mstarctl.top.layout import bench, events, logs, request_list, waterfall
 from mstarctl.top.layout.footer import Hint, footer
 from mstarctl.top.layout.graph import screen as graph
 from mstarctl.top.layout.header import header
+from mstarctl.top.layout.hosts.frames import blocks
 from mstarctl.top.layout.overview_panels import panels
-from mstarctl.top.layout.ranks import blocks, ranks_page
+from mstarctl.top.layout.ranks import ranks_page
 from mstarctl.top.layout.state import State
 
 Hits = dict[int, tuple[str, str]]

@@ -7,28 +7,45 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.observe.frames import EdgeStatus, GpuStatus, NodeStatus, RankStatus
-from mstarctl.output.line import EMPTY, Line, clip, fit, join, left, line, over, pair, right, safe, take, window
+from mstarctl.output.line import (
+    EMPTY,
+    Line,
+    clip,
+    clip_inside,
+    fit,
+    join,
+    left,
+    line,
+    over,
+    pair,
+    right,
+    safe,
+    take,
+    window,
+)
 from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import area, bar, nice_top, spark, stacked
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+HOST_CELLS: Final = 14
+"""Most cells of the name of a host in the line of a rank."""
 
 
 def blocks(view: View, width: int, height: int, size: int, chosen: str | None = None) -> list[Line]:
     """Draw all ranks in at most `height` lines: framed, else one line each, else with `6 more ranks`."""
-    keys = sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
     if size >= NORMAL:
-        framed = _framed(view, keys, width, chosen)
-        if len(framed) <= height:
-            return framed
-    return folded(view, keys, width, height, size, chosen)
+        rows = framed(view, view.rank_keys, width, chosen)
+        if len(rows) <= height:
+            return rows
+    return folded(view, view.rank_keys, width, height, size, chosen)
 
 
-def _framed(view: View, keys: list[str], width: int, chosen: str | None) -> list[Line]:
+def framed(view: View, keys: list[str], width: int, chosen: str | None) -> list[Line]:
+    """Draw a frame for each of these ranks, which are on one host, with the edges between them."""
     rows: list[Line] = []
-    links = between(view, width)
+    links = between(view, keys, width)
     for index, key in enumerate(keys):
         if index:
             rows += links[index - 1]
@@ -57,10 +74,11 @@ def gpu_of(view: View, rank: RankStatus) -> GpuStatus | None:
     return view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
 
 
-def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
+def load(view: View, rank: RankStatus, bar_width: int, *, names_host: bool = False) -> list[Line]:
     """Return the parts of a frame's title, most important first: rank, device, utilisation, memory, pages, power."""
     gpu = gpu_of(view, rank)
     device = f"gpu{gpu.index} {short_gpu(gpu.name)}" if gpu is not None else rank.device
+    device = f"{view.host_of(rank.rank)} {device}" if names_host and view.hosts else device
     share, word = (gpu.util, "util") if gpu is not None and gpu.util is not None else (rank.busy, "busy")
     used, total = (rank.memory_used or rank.resident_bytes, rank.memory_total)
     if gpu is not None and gpu.memory_used is not None:
@@ -207,28 +225,46 @@ def step_times(node: NodeStatus) -> Line:
 # -- edges --------------------------------------------------------------------------------------------------------
 
 
+RULE: Final = 10
+"""Index of the horizontal line in a set of lines."""
+
 LINK_ROWS: Final = 2
 """Most lines of edges between two ranks, of two edges each."""
 
 
-def between(view: View, width: int) -> list[list[Line]]:
-    """Return the lines between each rank and the next one: the edges that cross it; animated by the view's phase."""
-    crossing = [edge for edge in view.store.edges.values() if edge.source_rank != edge.into_rank]
-    crossing.sort(key=lambda edge: (edge.source_rank, edge.into_rank, edge.name))
-    gaps = max(0, len(view.store.ranks) - 1)
-    blocks: list[list[Line]] = []
-    for gap in range(gaps):
-        here = [
-            edge
-            for edge in crossing
-            if min(edge.source_rank, edge.into_rank) <= gap < max(edge.source_rank, edge.into_rank)
-            and (min(edge.source_rank, edge.into_rank) == gap)
-        ]
-        column_width = (width - 4) // max(1, min(2, len(here)))
-        pairs = [here[at : at + 2] for at in range(0, len(here), 2)][:LINK_ROWS] or [[]]
-        drawn = [join((edge_line(view, edge, column_width - 2) for edge in pair), "  ") for pair in pairs]
-        blocks.append([fit(line("  ") + row, width) for row in drawn])
-    return blocks
+def between(view: View, keys: list[str], width: int) -> list[list[Line]]:
+    """Return the lines between each of these ranks and the next: edges to later ones; animated by the view's phase."""
+    place = {view.store.ranks[key].rank: at for at, key in enumerate(keys)}
+    inside = [edge for edge in _crossing(view) if {edge.source_rank, edge.into_rank} <= place.keys()]
+    first = [min(place[edge.source_rank], place[edge.into_rank]) for edge in inside]
+    return [
+        _links(view, [edge for edge, at in zip(inside, first, strict=True) if at == gap], width) or [line(" " * width)]
+        for gap in range(len(keys) - 1)
+    ]
+
+
+def across(view: View, host: str, width: int) -> list[Line]:
+    """Return the lines of edges between a host and later ones."""
+    order = {name: at for at, name in enumerate(view.hosts)}
+    edges = []
+    for edge in _crossing(view):
+        ends = sorted((order[view.host_of(edge.source_rank)], order[view.host_of(edge.into_rank)]))
+        if ends[0] == order[host] < ends[1]:
+            edges.append(edge)
+    return _links(view, edges, width)
+
+
+def _crossing(view: View) -> list[EdgeStatus]:
+    edges = [edge for edge in view.store.edges.values() if edge.source_rank != edge.into_rank]
+    return sorted(edges, key=lambda edge: (edge.source_rank, edge.into_rank, edge.name))
+
+
+def _links(view: View, edges: list[EdgeStatus], width: int) -> list[Line]:
+    """Draw edges, two in a line."""
+    column_width = (width - 4) // max(1, min(2, len(edges)))
+    pairs = [edges[at : at + 2] for at in range(0, len(edges), 2)][:LINK_ROWS]
+    drawn = [join((edge_line(view, edge, column_width - 2) for edge in pair), "  ") for pair in pairs]
+    return [fit(line("  ") + row, width) for row in drawn]
 
 
 def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
@@ -244,13 +280,14 @@ def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
     into = line(" ", (safe(edge.into) or f"rank {edge.into_rank}", view.node_role(edge.into)))
     text = take(facts, max(0, width - into.width - names.width - 10))
     room = max(3, min(24, width - text.width - into.width - names.width - 2))
-    return fit(text + line("  ") + names + flow(view, edge.items_s, room) + into, width)
+    is_remote = view.host_of(edge.source_rank) != view.host_of(edge.into_rank)
+    return fit(text + line("  ") + names + flow(view, edge.items_s, room, is_remote=is_remote) + into, width)
 
 
-def flow(view: View, items_s: float, width: int) -> Line:
-    """Draw an arrow of `width` cells with one moving dot per 50 items per second."""
+def flow(view: View, items_s: float, width: int, *, is_remote: bool = False) -> Line:
+    """Draw an arrow of `width` cells, dashed between hosts, with one moving dot per 50 items per second."""
     dots = 0 if items_s <= 0 else min(max(1, round(items_s / 50)), max(1, (width - 1) // 3))
-    cells = [view.glyphs.rule] * (width - 1)
+    cells = [view.glyphs.dashed[RULE] if is_remote else view.glyphs.rule] * (width - 1)
     for dot in range(dots):
         cells[(dot * (width - 1) // dots + view.phase) % (width - 1)] = view.glyphs.dot
     return line(("".join(cells) + view.glyphs.arrow_right, "flow" if dots else "frame"))
@@ -269,12 +306,22 @@ def letters(view: View) -> dict[str, str]:
     return taken
 
 
-def folded(view: View, keys: list[str], width: int, height: int, size: int, chosen: str | None = None) -> list[Line]:
-    """Draw one line per rank, with a legend of the nodes' letters if there is room."""
+def folded(
+    view: View,
+    keys: list[str],
+    width: int,
+    height: int,
+    size: int,
+    chosen: str | None = None,
+    *,
+    names_host: bool = False,
+) -> list[Line]:
+    """Draw one line per rank, with a legend of the nodes' letters if there is room. names_host: before the device."""
     has_legend = size > TINY and height > len(keys)
     room = height - (1 if has_legend else 0)
     shown = keys if len(keys) <= room else keys[: max(1, room - 1)]
-    rows = [_folded(view, view.store.ranks[key], width, size, is_chosen=key == chosen) for key in shown]
+    host_width = min(HOST_CELLS, max(map(len, view.hosts), default=0)) if names_host else 0
+    rows = [_folded(view, view.store.ranks[key], width, size, host_width, is_chosen=key == chosen) for key in shown]
     rows = [
         over(row, "off") if view.is_ended(view.store.ranks[key].rank) else row
         for key, row in zip(shown, rows, strict=True)
@@ -282,14 +329,19 @@ def folded(view: View, keys: list[str], width: int, height: int, size: int, chos
     if len(shown) < len(keys):
         rows.append(fit(line((f" {counted(len(keys) - len(shown), 'more rank')}", "dim")), width))
     if has_legend and view.store.nodes:
-        named = [
-            line((letter, view.node_role(name)), (f" {safe(name)}", "dim")) for name, letter in letters(view).items()
-        ]
-        rows.append(fit(line("   ") + take(named, width - 4), width))
+        rows.append(legend(view, width))
     return rows[:height]
 
 
-def _folded(view: View, rank: RankStatus, width: int, size: int, *, is_chosen: bool) -> Line:
+def legend(view: View, width: int) -> Line:
+    """Draw the letters of the nodes with their names."""
+    named = [line((letter, view.node_role(name)), (f" {safe(name)}", "dim")) for name, letter in letters(view).items()]
+    return fit(line("   ") + take(named, width - 4), width)
+
+
+def _folded(view: View, rank: RankStatus, width: int, size: int, host_width: int, *, is_chosen: bool) -> Line:
+    """Draw a rank in one line. host_width: cells of its host's name, 0 for none."""
+    host = clip_inside(safe(view.host_of(rank.rank)), host_width) if host_width else ""
     gpu = gpu_of(view, rank)
     share = gpu.util if gpu is not None and gpu.util is not None else rank.busy
     pages = numbers.part(rank.pages_used, rank.pages_total)
@@ -298,12 +350,16 @@ def _folded(view: View, rank: RankStatus, width: int, size: int, *, is_chosen: b
         text = f" {numbers.percent(share):>5}"
         tail = "" if pages is None else f" p{100 * pages:.0f}"
         room = max(4, width // 3 - 2)
+        tail += f" {host}" if host else ""
         return fit(number + bar(share, room, view.glyphs) + line((text, _hot(share)), (tail, "dim")), width)
     device = f"gpu{gpu.index}" if gpu is not None else clip(rank.device, 6)
     used, total = (gpu.memory_used, gpu.memory_total) if gpu else (rank.memory_used, rank.memory_total)
     memory = numbers.part(used, total)
+    named_host = f"{left(host, host_width)} " if host else ""
     start = number + line(
-        (f"{device:<6} ", "dim"), bar(share, 14, view.glyphs), (f" {numbers.percent(share):>5}", _hot(share))
+        (f"{named_host}{device:<6} ", "dim"),
+        bar(share, 14, view.glyphs),
+        (f" {numbers.percent(share):>5}", _hot(share)),
     )
     facts = [line(("mem ", "dim"), (numbers.percent(memory), _hot(memory)))]
     if pages is not None:
@@ -325,7 +381,7 @@ def _folded(view: View, rank: RankStatus, width: int, size: int, *, is_chosen: b
 
 def ranks_page(view: View, width: int, height: int, size: int, chosen: str | None) -> tuple[list[Line], list[str]]:
     """Return (exactly `height` lines, keys of the ranks in the first ones). The chosen rank is shown in full."""
-    keys = sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
+    keys = view.rank_keys
     if not keys:
         return window([line(), line(("  no rank has reported yet", "dim"))], height, width), []
     key = chosen if chosen in view.store.ranks else keys[0]
@@ -333,12 +389,9 @@ def ranks_page(view: View, width: int, height: int, size: int, chosen: str | Non
     at = keys.index(key)
     first = max(0, min(at - room + 1, len(keys) - room))
     shown = keys[first : first + room]
-    rows = [row for one in shown for row in folded(view, [one], width, 1, size, chosen=key)]
+    rows = [row for one in shown for row in folded(view, [one], width, 1, size, chosen=key, names_host=True)]
     if size > TINY:
-        named = [
-            line((letter, view.node_role(name)), (f" {safe(name)}", "dim")) for name, letter in letters(view).items()
-        ]
-        rows.append(fit(line("   ") + take(named, width - 4, "  "), width))
+        rows.append(legend(view, width))
         rows.append(line((view.glyphs.rule * width, "frame")))
     rows += rank_facts(view, view.store.ranks[key], width, size)
     room = height - len(rows) - 1
@@ -350,7 +403,7 @@ def ranks_page(view: View, width: int, height: int, size: int, chosen: str | Non
 
 def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line]:
     """Draw all facts of a rank except its curves."""
-    rows = [line(" ") + take(load(view, rank, 21 if size >= NORMAL else 10), width - 2)]
+    rows = [line(" ") + take(load(view, rank, 21 if size >= NORMAL else 10, names_host=True), width - 2)]
     child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
     gpu = gpu_of(view, rank)
     parts = [
@@ -374,7 +427,7 @@ def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line
         return rows
     rows += [
         fit(line(" ") + take(details, width - 2), width)
-        for details in (gpu_details(view, gpu), host_loads(view))
+        for details in (gpu_details(view, gpu), host_loads(view, view.host_of(rank.rank)))
         if details
     ]
     rows += [line(), *memory(view, rank, width), *pages(view, rank, width), line()]
@@ -399,7 +452,8 @@ def gpu_details(view: View, gpu: GpuStatus | None) -> list[Line]:
         parts.append(pair("ECC errors", str(gpu.ecc_errors), "bad" if gpu.ecc_errors else "value"))
     if gpu.is_mig:
         parts.append(line(("MIG: figures are of the whole card", "warn")))
-    ours = {str(child.pid) for child in view.store.children.values()} | {str(r.pid) for r in view.store.ranks.values()}
+    ours = {str(child.pid) for child in view.store.children.values() if child.host == gpu.host}
+    ours |= {str(rank.pid) for rank in view.store.ranks.values() if rank.host == gpu.host}
     others = [
         f"{safe(name) or f'pid {pid}'} {size_text(used)}"
         for pid, (name, used) in gpu.processes.items()
@@ -408,12 +462,13 @@ def gpu_details(view: View, gpu: GpuStatus | None) -> list[Line]:
     return [*parts, pair("others", ", ".join(others), "warn")] if others else parts
 
 
-def host_loads(view: View) -> list[Line]:
-    """Return the loads of the host: cores, memory, swap, network, disks. Empty if they are not known."""
-    host = next(iter(view.store.hosts.values()), None)
+def host_loads(view: View, name: str) -> list[Line]:
+    """Return the loads of a host: cores, memory, swap, network, disks. Empty if they are not known."""
+    host = view.store.hosts.get(name)
     if host is None or not host.memory_total:
         return []
-    parts = [line(("host ", "head"), pair("memory", numbers.amount(host.memory_used, host.memory_total)))]
+    title = f"host {safe(name)} " if view.hosts else "host "
+    parts = [line((title, "head"), pair("memory", numbers.amount(host.memory_used, host.memory_total)))]
     if host.cores:
         mean = sum(host.cores) / len(host.cores)
         busiest = sorted(host.cores, reverse=True)[:MOST_CORES]

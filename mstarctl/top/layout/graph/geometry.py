@@ -17,7 +17,7 @@ OUT: Final = ">"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """All edges from one box to another. items_s, bytes_s: None if not measured."""
+    """All edges from one box to another. items_s, bytes_s: None if not measured. ranks: measured (from, to)."""
 
     source: str
     into: str
@@ -27,6 +27,7 @@ class Wire:
     chunk: str = ""
     items_s: float | None = None
     bytes_s: float | None = None
+    ranks: frozenset[tuple[int, int]] = frozenset()
 
 
 def graph_of(view: View) -> GraphView:
@@ -48,25 +49,28 @@ def graph_of(view: View) -> GraphView:
 
 def wires(graph: GraphView, live: Iterable[EdgeStatus]) -> list[Wire]:
     """Group the edges between two boxes into one wire. Self-loops are left out: the box shows them."""
-    rates: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for measured in live:
-        ends = (measured.name, measured.source, measured.into)
-        items, size = rates.get(ends, (0.0, 0.0))
-        rates[ends] = (items + measured.items_s, size + measured.bytes_s)
+    rates: dict[tuple[str, str, str], Measured] = {}
+    for edge in live:
+        ends_of = (edge.name, edge.source, edge.into)
+        items, size, ranks = rates.get(ends_of, (0.0, 0.0, frozenset()))
+        pair = (edge.source_rank, edge.into_rank)
+        rates[ends_of] = (items + edge.items_s, size + edge.bytes_s, ranks | {pair})
     names = {node.name for node in graph.nodes}
     grouped: dict[tuple[str, str], list[EdgeView]] = {}
-    for edge in graph.edges:
-        source = edge.source or f"{IN}{edge.modality or edge.name}"
-        into = edge.into or f"{OUT}{edge.modality or edge.name}"
+    for route in graph.edges:
+        source = route.source or f"{IN}{route.modality or route.name}"
+        into = route.into or f"{OUT}{route.modality or route.name}"
         if source == into or any(end not in names and end[:1] not in (IN, OUT) for end in (source, into)):
             continue
-        grouped.setdefault((source, into), []).append(edge)
+        grouped.setdefault((source, into), []).append(route)
     return [_wire(ends, edges, rates) for ends, edges in grouped.items()]
 
 
-def _wire(
-    ends: tuple[str, str], edges: Sequence[EdgeView], rates: Mapping[tuple[str, str, str], tuple[float, float]]
-) -> Wire:
+Measured = tuple[float, float, frozenset[tuple[int, int]]]
+"""Items and bytes per second of an edge over all pairs of ranks, and these pairs."""
+
+
+def _wire(ends: tuple[str, str], edges: Sequence[EdgeView], rates: Mapping[tuple[str, str, str], Measured]) -> Wire:
     measured = [rate for edge in edges if (rate := rates.get((edge.name, edge.source, edge.into))) is not None]
     return Wire(
         source=ends[0],
@@ -75,8 +79,9 @@ def _wire(
         walks=frozenset(walk for edge in edges for walk in edge.walks),
         is_stream=any(edge.is_stream for edge in edges),
         chunk=next((edge.chunk for edge in edges if edge.chunk), ""),
-        items_s=sum(items for items, _ in measured) if measured else None,
-        bytes_s=sum(size for _, size in measured) if measured else None,
+        items_s=sum(items for items, _, _ in measured) if measured else None,
+        bytes_s=sum(size for _, size, _ in measured) if measured else None,
+        ranks=frozenset(pair for _, _, pairs in measured for pair in pairs),
     )
 
 

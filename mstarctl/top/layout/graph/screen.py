@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
 from mstar_core.observe.frames import GraphView, NodeStatus, NodeView
-from mstarctl.output.line import Line, Span, cells, fit, join, left, line, pair, right, safe, take, window
+from mstarctl.output.line import Line, Span, cells, clip_inside, fit, join, left, line, pair, right, safe, take, window
 from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, SMALL, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
 from mstarctl.top.layout.canvas import Canvas
 from mstarctl.top.layout.graph.geometry import IN, OUT, GraphLayout, Route, Size, Wire, graph_of, place, wires
-from mstarctl.top.layout.ranks import step_times, underruns
+from mstarctl.top.layout.ranks import HOST_CELLS, RULE, step_times, underruns
 
 HEAVY_BYTES_S: Final = 10 * 2**20
 """Rate from which a wire is drawn thick."""
@@ -61,7 +61,8 @@ def walk_line(view: View, graph: GraphView, walk: str, width: int) -> Line:
         if walk
         else line((f" {counted(len(graph.walks), 'walk')}, all shown", "dim"), ("   w: one at a time", "faint"))
     )
-    key = line((f"{view.glyphs.dot} = {DOT_ITEMS_S} items/s   thick = 10 MiB/s and more ", "faint"))
+    dashed = "   dashed = between hosts" if view.hosts else ""
+    key = line((f"{view.glyphs.dot} = {DOT_ITEMS_S} items/s   thick = 10 MiB/s and more{dashed} ", "faint"))
     return fit(text, width) if text.width + key.width + 2 > width else fit(text, width - key.width) + key
 
 
@@ -79,7 +80,8 @@ def box(view: View, node: NodeView, chosen: str) -> list[Line]:
         name = Line((Span(safe(node.name), f"{view.node_role(node.name)}+selected"),))
     where = f"rank {','.join(ranks)}" if ranks else "not placed"
     ended = " ended" if placed and all(view.is_ended(rank) for rank in placed) else ""
-    rows = [name, line((where, "dim"), (ended, "bad"), (f"  b{batch}" if batch else "", "value"))]
+    hosts = f" {hosts_text(view, placed)}" if view.hosts and placed else ""
+    rows = [name, line((where, "dim"), (hosts, "dim"), (ended, "bad"), (f"  b{batch}" if batch else "", "value"))]
     steps = [n.step_ms for _, n in live if n.step_ms is not None]
     if steps:
         mark = f"{view.glyphs.loop} " if node.loops else ""
@@ -103,6 +105,22 @@ def small_box(view: View, node: NodeView, chosen: str) -> list[Line]:
     state = ("ended", "bad") if " ended" in where.plain else (time, "hot" if is_slow else "value")
     below = line((f"{rank} ", "dim"), state)
     return [fit(name, min(name.width, SMALL_NAME)), below]
+
+
+def hosts_text(view: View, ranks: Iterable[int]) -> str:
+    """Return the host of some ranks, or the number of their hosts: `node-b`, `2 hosts`."""
+    hosts = sorted({view.host_of(rank) for rank in ranks})
+    return clip_inside(safe(hosts[0]), HOST_CELLS) if len(hosts) == 1 else counted(len(hosts), "host")
+
+
+def is_remote(view: View, wire: Wire) -> bool:
+    """Return whether a wire joins hosts: as measured, else if its ends have no host in common."""
+    if wire.ranks:
+        return any(view.host_of(source) != view.host_of(into) for source, into in wire.ranks)
+    ends = [
+        {view.host_of(n.rank) for n in view.store.nodes.values() if n.name == end} for end in (wire.source, wire.into)
+    ]
+    return bool(ends[0] and ends[1]) and not ends[0] & ends[1]
 
 
 def rank_text(view: View, name: str, rank: int, *, is_short: bool = False) -> str:
@@ -181,8 +199,10 @@ def _draw(
     for route in layout.routes:
         role = _wire_role(route.wire, walk)
         heavy = (route.wire.bytes_s or 0) >= HEAVY_BYTES_S
+        dashed = is_remote(view, route.wire)
         for start, end in zip(route.corners, route.corners[1:], strict=False):
-            canvas.wire((start[0] + shift, start[1]), (end[0] + shift, end[1]), role, is_heavy=heavy)
+            points = (start[0] + shift, start[1]), (end[0] + shift, end[1])
+            canvas.wire(*points, role, is_heavy=heavy, is_dashed=dashed)
     canvas.ink()
     for route in layout.routes:
         _dots(view, canvas, route, shift, walk)
@@ -272,6 +292,7 @@ def _listed(view: View, node: NodeView, routes: list[Wire], walk: str, chosen: s
     into = [wire for wire in routes if wire.into == node.name]
     fed = [
         line(
+            (f"{view.glyphs.dashed[RULE] * 2} " if is_remote(view, wire) else "", "flow"),
             (safe(wire.source.lstrip(IN)), view.node_role(wire.source)),
             (f" {numbers.rate(wire.items_s)}/s" if wire.items_s is not None else "", "value"),
         )
@@ -286,7 +307,9 @@ def _listed(view: View, node: NodeView, routes: list[Wire], walk: str, chosen: s
 def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line]:
     """Draw a table with a row for each node on each rank."""
     titles = "NODE,RANK,BATCH,STEP p50,p99 ms,STEPS/s,ROWS/s,TOK/s,QUEUE,SLOTS,PAGES,GRAPHS,BUSY".split(",")
-    sizes = (16, 6, 5, 8, 7, 8, 8, 7, 5, 7, 10, 7, 5)
+    host = min(HOST_CELLS, max(map(len, view.hosts), default=0))
+    titles[1] = "HOST RANK" if host else "RANK"
+    sizes = (16, max(6, host + 5) if host else 6, 5, 8, 7, 8, 8, 7, 5, 7, 10, 7, 5)
     rows = [
         line(
             " ",
@@ -297,8 +320,9 @@ def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line
     order = {node.name: place_ for place_, node in enumerate(graph.nodes)}
     for node in sorted(view.store.nodes.values(), key=lambda n: (order.get(n.name, 99), n.rank)):
         waiting = node.queue + node.waiting
+        where = f"{hosts_text(view, [node.rank])} " if host else ""
         texts = (
-            rank_text(view, node.name, node.rank, is_short=True),
+            where + rank_text(view, node.name, node.rank, is_short=True),
             numbers.count(node.batch),
             numbers.ms(node.step_p50_ms),
             numbers.ms(node.step_p99_ms),
@@ -337,7 +361,8 @@ def node_facts(view: View, graph: GraphView, name: str, width: int) -> list[Line
     rows = [fit(line(" ", (safe(name), view.node_role(name)), ("   walks ", "dim"), safe(walks)), width)]
     for node in live:
         where = rank_text(view, node.name, node.rank)
-        shown_at = where if len(live) > 1 or "TP" in where else ""
+        where += f" on {hosts_text(view, view.group_of(node.name, node.rank))}" if view.hosts else ""
+        shown_at = where if len(live) > 1 or "TP" in where or view.hosts else ""
         rows.append(fit(line(" ") + take(_facts_of(node, shown_at), width - 2, "   "), width))
     into = [wire for wire in wires(graph, view.store.edges.values()) if wire.into == name and wire.items_s is not None]
     if into and width >= 100:
