@@ -11,7 +11,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-all tour test test-gpu test-web fuzz sanitize kernels wheelhouse lint format docs bench wheels release clean
+.PHONY: help install demo demo-all tour test test-gpu test-web fuzz sanitize kernels image wheelhouse lint format docs bench wheels release clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,9 @@ bench: install ## measure the runtime on a miniature: a report, not a gate
 
 wheels: install ## build the wheels of the project and every plugin into dist/
 	@$(PY) scripts/wheels.py dist
+
+image: ## build the container images with docker, podman or buildah, and show layers and sizes; ARGS="--target cpu --check"
+	@$(PY) scripts/image.py $(ARGS)
 
 release: ## check that version, plugins and changelogs agree, and print the commands that tag a release
 	@$(PY) scripts/release.py

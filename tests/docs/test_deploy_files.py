@@ -1,12 +1,14 @@
-"""The container files name commands, options, packages and directories that exist."""
+"""The files of deploy/ and the Containerfile name commands, options, packages, fields and directories that exist."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -14,8 +16,46 @@ import yaml
 from mstarctl.main import VERBS, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TARGETS = ("cpu", "cuda")
+KNOWN = set("ARG CMD COPY ENTRYPOINT ENV EXPOSE FROM HEALTHCHECK RUN STOPSIGNAL USER VOLUME WORKDIR".split())
+"""Instructions that all builders have."""
+
+
+class Instruction(NamedTuple):
+    """An instruction of the Containerfile. stage: its name."""
+
+    stage: str
+    name: str
+    text: str
+
+
+def instructions() -> Iterator[Instruction]:
+    """Parse the Containerfile: comments are left out and continued lines joined."""
+    lines = (ROOT / "Containerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
+    stage = ""
+    for line in filter(None, (" ".join(line.split()) for line in text.splitlines())):
+        name, _, rest = line.partition(" ")
+        assert name in KNOWN, line
+        if name == "FROM":
+            stage = rest.partition(" AS ")[2]
+            assert stage, line
+        yield Instruction(stage, name, rest)
+
+
+STEPS = tuple(instructions())
+
+
+def texts(name: str, stage: str | None = None) -> list[str]:
+    return [step.text for step in STEPS if step.name == name and stage in (None, step.stage)]
+
+
+def argument(name: str) -> set[str]:
+    """Return the default values of a build argument."""
+    pairs = (text.partition("=") for text in texts("ARG"))
+    return {value.strip('"') for key, _, value in pairs if key == name}
 
 
 def parse_up(words: list[str]) -> None:
@@ -26,24 +66,57 @@ def parse_up(words: list[str]) -> None:
 
 
 def test_the_commands_of_the_containers_parse() -> None:
-    parse_up(json.loads(re.findall(r"^CMD (.*)$", DOCKERFILE, re.M)[0]))
+    for target in TARGETS:
+        parse_up(json.loads(texts("CMD", target)[0]))
     parse_up(COMPOSE["services"]["orpheus"]["command"])
     with pytest.raises(Exception, match="No such option"):
-        parse_up(["up", "orpheus", "--hosts", "x"])
+        parse_up(["up", "orpheus", "--hostess", "x"])
+
+
+def test_every_stage_builds_on_the_base_or_on_a_stage_above() -> None:
+    known = {"${BASE}"}
+    for text in texts("FROM"):
+        base, _, stage = text.partition(" AS ")
+        assert base in known, text
+        known.add(stage)
+    assert set(TARGETS) < known
+    for step in STEPS:
+        for stage in re.findall(r"(?:--from|,from)=([\w-]+)", step.text):
+            assert stage in known, step.text
+
+
+def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
+    """A builder gets the files that .dockerignore does not leave out."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    for step in STEPS:
+        if step.name == "COPY" and "--from" not in step.text:
+            for source in step.text.split()[:-1]:
+                assert (ROOT / source).exists(), step.text
+                assert any(fnmatch.fnmatch(source, pattern) for pattern in sent), step.text
+    assert all((ROOT / name).exists() for name in sent)
+
+
+def test_the_targets_run_without_root_under_a_fixed_id() -> None:
+    for target in TARGETS:
+        last = [step for step in STEPS if step.stage == target and step.name in ("RUN", "COPY", "USER")][-1]
+        assert (last.name, last.text) == ("USER", "1000:1000")
+    assert "useradd --uid 1000 --gid 1000" in texts("RUN", "common")[0]
 
 
 def test_packages_and_extras_exist() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extra in re.findall(r"^ARG EXTRAS=(.*)$", DOCKERFILE, re.M)[0].split(","):
-        assert extra in project["optional-dependencies"]
+    for extra in ",".join(argument("EXTRAS")).split(","):
+        assert extra in PROJECT["optional-dependencies"]
     plugins = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
-    assert set(re.findall(r'^ARG PLUGINS="(.*)"$', DOCKERFILE, re.M)[0].split()) == plugins
+    assert {frozenset(each.split()) for each in argument("PLUGINS")} == {frozenset(plugins)}
 
 
 def test_the_image_and_its_volumes_use_the_directories_of_the_unit() -> None:
     volumes = {volume.partition(":")[2] for volume in COMPOSE["services"]["orpheus"]["volumes"]}
-    actual = re.findall(r"install -d -m 700 -o mstar (.*)$", DOCKERFILE, re.M)[0].split()
-    assert volumes < set(actual) and COMPOSE["services"]["orpheus"]["build"]["dockerfile"] == "deploy/Dockerfile"
-    for name, value in re.findall(r"(\w+)=(/\S+)", re.findall(r"^ENV (.*)$", DOCKERFILE, re.M)[0]):
-        assert name in (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-        assert any(folder.startswith(value) or value.startswith(folder) for folder in actual)
+    actual = json.loads(texts("VOLUME")[0])
+    build = COMPOSE["services"]["orpheus"]["build"]
+    assert volumes < set(actual) and (ROOT / build["dockerfile"]).is_file() and build["target"] in TARGETS
+    assert f"install -d -m 700 -o mstar -g mstar {' '.join(actual)}" in texts("RUN", "common")[0]
+    for name, value in re.findall(r"(\w+)=(/\S+)", texts("ENV")[0]):
+        assert name == "PATH" or name in (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+        assert name == "PATH" or any(folder.startswith(value) or value.startswith(folder) for folder in actual)
