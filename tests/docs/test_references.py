@@ -36,6 +36,8 @@ NOT_OURS = frozenset(
         ("ConnectionError", "HTTPError", "None", "OSError", "ReadTimeout", "TypeError", "ValueError", "len()"),
         # HTTP, systemd and ssh
         ("Origin", "TimeoutStopSec", "ControlMaster", "SetEnv"),
+        # kinds of KubeRay, and a file without an ending
+        ("RayCluster", "RayJob", "RayService", "Containerfile"),
         # keys of the keyboard
         ("Home", "PgDn", "PgUp"),
         # files that commands write, and files of published checkpoints
