@@ -114,14 +114,9 @@ class Mailbox(Closing):
         for callback in self._watched.values():
             callback()
         taken: list[Envelope | Malformed] = []
-        if len(self._sockets) == 1:
-            self._take(self._sockets[0], taken, limit)
-            return taken
-        self._sockets.reverse()  # the two take turns at the first half
-        first, second = self._sockets
-        self._take(first, taken, limit // 2)
-        self._take(second, taken, limit)
-        self._take(first, taken, limit)
+        for socket in self._sockets:
+            self._take(socket, taken, limit)
+        self._sockets.reverse()  # a full socket leaves the next turn to the other one
         return taken
 
     def _take(self, socket: zmq.Socket[bytes], taken: list[Envelope | Malformed], limit: int) -> None:

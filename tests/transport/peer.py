@@ -11,7 +11,7 @@ import numpy as np
 import zmq
 
 from mstar_core.messages.tensors import TensorRef
-from mstar_core.transport import Mailbox, mailbox_endpoint
+from mstar_core.transport import Mailbox, RemoteAccess, mailbox_endpoint, read_keys
 from mstar_core.transport.shm import TensorTransport
 
 INCARNATION = 1
@@ -29,6 +29,17 @@ def lend(directory: Path) -> None:
     """`put BYTES FILL`: lend a tensor, answer with its handle."""
     with TensorTransport("owner", INCARNATION, directory, segment_bytes=1 << 20) as transport:
         answer(transport.endpoint)
+        for line in sys.stdin:
+            _, size, fill = line.split()
+            ref = transport.put(np.full(int(size), int(fill), dtype=np.uint8), "reader")
+            answer(msgspec.json.encode(ref).decode())
+
+
+def lend_away(directory: Path) -> None:
+    """As `lend`, for readers of other hosts that have the keys in the file `keys`."""
+    access = RemoteAccess("127.0.0.1", read_keys(directory / "keys"))
+    with TensorTransport("owner", INCARNATION, directory, remote=access) as transport:
+        answer(transport.blob_endpoint)
         for line in sys.stdin:
             _, size, fill = line.split()
             ref = transport.put(np.full(int(size), int(fill), dtype=np.uint8), "reader")
@@ -65,7 +76,7 @@ def answer(line: str) -> None:
     print(line, flush=True)
 
 
-ROLES = {"lend": lend, "read": read, "listen": listen}
+ROLES = {"lend": lend, "lend_away": lend_away, "read": read, "listen": listen}
 
 if __name__ == "__main__":
     signal.alarm(300)  # whatever happens to the test, this process ends
