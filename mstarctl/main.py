@@ -57,7 +57,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("drain", "mstarctl.commands.drain:drain", "Refuse new requests; those in flight finish.", DEPLOYMENTS),
     Verb("resume", "mstarctl.commands.resume:resume", "Accept new requests again after a drain.", DEPLOYMENTS),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),
-    Verb("hosts", "mstarctl.commands.hosts:hosts", "List the hosts of a deployment.", DEPLOYMENTS),
+    Verb("hosts", "mstarctl.commands.hosts:hosts", "List the hosts of a deployment, or of a Ray cluster.", DEPLOYMENTS),
     Verb("top", "mstarctl.commands.top:top", "Watch a deployment live in the terminal.", DEPLOYMENTS),
     Verb("describe", "mstarctl.commands.describe:describe", "Show everything known about one object.", DEPLOYMENTS),
     Verb(
@@ -88,7 +88,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "doctor",
         "mstarctl.commands.doctor:doctor",
-        "Check this host: versions, devices, memory, folders, ports, plugins.",
+        "Check this host, or those of a Ray cluster: versions, devices, memory, folders, ports, plugins.",
         TOOLS,
     ),
     Verb("unit", "mstarctl.commands.unit:unit", "Print a systemd unit that runs a deployment.", TOOLS),

@@ -1,4 +1,4 @@
-"""`mstarctl doctor`: checks whether this host can run deployments. It changes nothing."""
+"""`mstarctl doctor`: checks whether this host, or those of a Ray cluster, can run deployments. It changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from mstar_core.host.ports import bind_error
 from mstar_core.host.run_dir import deployments, runtime_root
 from mstarctl.client.log_dirs import state_root
 from mstarctl.commands.doctor_gpu import gpu_findings
+from mstarctl.commands.doctor_ray import ray_findings
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
+from mstarctl.commands.hosts import RayAddress
 from mstarctl.output import Column, Printer, size_text
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
@@ -37,10 +39,10 @@ LITTLE_DISK: Final = 2 << 30
 USUAL_PORT: Final = 8000
 
 
-def doctor(ctx: typer.Context) -> None:
-    """Check this host: versions, devices, memory, folders, ports, plugins."""
+def doctor(ctx: typer.Context, ray: RayAddress = None) -> None:
+    """Check this host, or those of a Ray cluster: versions, devices, memory, folders, ports, plugins."""
     printer = Printer.of(ctx)
-    results = list(findings())
+    results = list(findings() if ray is None else ray_findings(ray))
     items = [{"name": f.name, "state": f.state, "detail": f.detail} for f in results]
     printer.items("finding", items, COLUMNS)
     if any(finding.state == FAILED for finding in results):

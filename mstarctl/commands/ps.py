@@ -22,10 +22,14 @@ from mstarctl.output.options import GlobalOptions
 LOOP: Final = (Column("LATENCY p50", "latency", is_right=True), Column("REQ/s", "requests_s", is_right=True))
 """Columns of control loops, which have no first token: shown with -o wide, or if a deployment has no other figure."""
 
+HOSTS: Final = Column("HOSTS", "hosts", is_right=True)
+"""Number of hosts: shown with -o wide, or if a deployment has several."""
+
 COLUMNS: Final[tuple[Column, ...]] = (
     Column("NAME", "name"),
     Column("STATE", "state"),
     Column("RANKS", "ranks", is_right=True),
+    HOSTS,
     Column("RUN/QUEUED", "load", is_right=True),
     Column("TTFT p50", "ttft", is_right=True),
     Column("TOK/s", "tokens", is_right=True),
@@ -160,6 +164,8 @@ def _show(items: list[dict[str, Any]], printer: Printer) -> None:
     columns = COLUMNS if any(item["note"] for item in items) else COLUMNS[:-1]
     if printer.format != "wide" and not any(map(_is_loop, items)):
         columns = tuple(column for column in columns if column not in LOOP)
+    if printer.format != "wide" and not any(item["hosts"] for item in items):
+        columns = tuple(column for column in columns if column is not HOSTS)
     printer.items(
         "deployment",
         shown,
@@ -210,6 +216,7 @@ def item_of(known: Known) -> dict[str, Any]:
         "model": head.get("model"),
         "weights": head.get("weights"),
         "ranks": head.get("ranks"),
+        "hosts": head.get("hosts") or None,
         **{key: known.head.get(key) for key in SUMS},
         "age_s": known.head.get("age_s"),
         "endpoint": known.head.get("endpoint"),

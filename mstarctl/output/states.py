@@ -8,7 +8,7 @@ ROLES: Final = {
     "ok": ("ready", "ok", "finished", "installed", "loaded", "done"),
     "accent": ("starting", "draining", "stopping", "run", "prepare", "info"),
     "warn": ("degraded", "unhealthy", "warn", "warning", "queue", "resume", "stale", "waiting"),
-    "bad": ("failed", "silent", "lost", "error", "critical"),
+    "bad": ("failed", "silent", "lost", "unusable", "error", "critical"),
     "dim": ("stopped", "cancelled", "n/a", "debug", "disabled"),
 }
 BY_WORD: Final = {word: role for role, words in ROLES.items() for word in words}

@@ -34,6 +34,15 @@ def test_a_robot_has_its_latency_and_rate(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(shown(capsys, "json", **SPOKEN))["items"][0]["latency_p50_ms"] == 900.0
 
 
+def test_the_number_of_hosts_is_shown_if_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    several = shown(capsys, "table", hosts=2, ranks=4).splitlines()
+    assert (
+        several[0].split()[:4] == ["NAME", "STATE", "RANKS", "HOSTS"]
+        and several[1].split()[:4] == "a ready 4 2".split()
+    )
+    assert "HOSTS" not in shown(capsys, "table", hosts=0) and "HOSTS" in shown(capsys, "wide")
+
+
 def test_an_endpoint_with_a_certificate_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "https://127.0.0.1:8000" in shown(capsys, "table")
     assert "http" not in shown(capsys, "table", endpoint="http://127.0.0.1:8000")
