@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
-import zmq
 
 from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.errors import PeerError, lost
+from mstar_core.api.output.fetches import Fetches
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.units import OutputItem
 from mstar_core.api.requests.attempts import Attempts
@@ -35,13 +36,15 @@ from mstar_core.messages.life import (
     ServiceState,
     Telemetry,
 )
+from mstar_core.messages.names import API
 from mstar_core.messages.requests import CancelRequest, NewRequest, Reconcile, RequestFailed, RequestFinished
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
-from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import log_lost
-from mstar_core.process.life import SUPERVISOR, ChildLife
-from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport, loan_of
+from mstar_core.process.life import SUPERVISOR, ChildArguments
+from mstar_core.process.sockets import ChildSockets
+from mstar_core.transport import Courier, Malformed, Spin, loan_of
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.room import Room
 from mstar_core.transport.tensors import inline
@@ -50,6 +53,9 @@ TURN_S: Final = 0.1
 """Interval of heartbeats and telemetry."""
 
 MESSAGE_BYTES: Final = 64 << 20
+
+DEATH_S: Final = 3.0
+"""Time in which the death of a worker on another host may follow a fetch that failed, which the death explains."""
 
 log = logging.getLogger("mstar.api.link")
 
@@ -85,24 +91,21 @@ class Link:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        wire = WireCodec("api", incarnation)
-        self._courier: Courier = Courier(self._context, wire, message_bytes=MESSAGE_BYTES)
-        self._tensors = TensorTransport("api", incarnation, spec.ipc_dir)
+        arguments = ChildArguments(API, spec, incarnation, supervisor)
+        self._sockets = ChildSockets(arguments, message_bytes=MESSAGE_BYTES, clock=clock)
+        self._courier: Courier = self._sockets.courier
+        self.life = self._sockets.life
+        try:
+            self._tensors = self._sockets.open_tensors()
+            self._mailbox = self._sockets.open_mailbox()
+        except BaseException:
+            self._sockets.close()
+            raise
+        self._fetches = Fetches(self._tensors, self._courier)
         self.attempts = Attempts(
             registry=registry, queues=self.output_queues, metrics=metrics, submit=self.submit, clock=clock
         )
         self._room = Room(self._tensors.arena)
-        self.life = ChildLife(
-            "api",
-            incarnation,
-            spec,
-            self._courier,
-            supervisor=supervisor,
-            fd_endpoint=self._tensors.endpoint,
-            clock=clock,
-        )
-        self._mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, wire)
         self._settled = asyncio.Event()
         self._next_reconcile = clock() + spec.reconcile_s
         self._reported_levels: set[int] = set()
@@ -126,10 +129,7 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._mailbox.close()
-        self._courier.close(0.2)
-        self._tensors.close()
-        self._context.term()
+        self._sockets.close(0.2)
 
     @property
     def loans(self) -> int:
@@ -293,6 +293,9 @@ class Link:
         for drawn in message.drawn:
             self.attempts.drawn(drawn)
         for saved in message.saved:
+            if self._fetches.is_needed(saved.loop.values):
+                self._fetches.begin(saved.loop.values, partial(self._saved_came, saved))
+                continue
             self._saved(saved)
             for taken in filter(None, map(loan_of, saved.loop.values.values())):
                 freed.setdefault(taken.owner, []).append((taken.slot, taken.generation))
@@ -300,6 +303,9 @@ class Link:
             live = self._registry.get(output.handle)
             if live is None:
                 self._metrics.late.inc()
+            elif self._tensors.is_remote(output.ref):
+                self._fetch(message.worker, output)
+                continue
             else:
                 try:
                     self._output(message.worker, output, live)
@@ -315,24 +321,58 @@ class Link:
             self._courier.send(owner, TensorFreed(slots=slots))
 
     def _output(self, worker: str, output: Output, live: LiveRequest) -> None:
-        output_queue = self.output_queues.get(output.handle)
-        if output_queue is None:
-            self._metrics.late.inc()
-            return
         try:
             # Inline data belongs to this message, so it can be kept without a copy.
             is_inline = isinstance(output.ref, InlineTensor)
             array = self._tensors.get(output.ref) if is_inline else self._tensors.copy(output.ref)
         except MstarError as error:
             log.error("an output of %s could not be read: %s", worker, error)
-            if worker in self.deployment.down:  # its memory has gone with it
-                self._lost(live, worker, self.deployment.down[worker])
-            else:
-                live.fail(EngineError("an output was lost", node=worker))
+            self._unreadable(live, worker)
+            return
+        self._put(worker, output, array)
+
+    def _put(self, worker: str, output: Output, array: Array) -> None:
+        output_queue = self.output_queues.get(output.handle)
+        if output_queue is None:
+            self._metrics.late.inc()
             return
         dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
         item = OutputItem(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
         output_queue.put(worker, output.seq, item, output.skipped)
+
+    def _fetch(self, worker: str, output: Output) -> None:
+        """Fetch an output from another host. Later ones may come before it."""
+        output_queue = self.output_queues.get(output.handle)
+        if output_queue is not None:
+            output_queue.expect(worker, output.seq)
+        self._fetches.begin({output.port: output.ref}, partial(self._output_came, worker, output))
+
+    def _output_came(self, worker: str, output: Output, came: Mapping[str, Array] | TransportError) -> None:
+        live = self._registry.get(output.handle)
+        if live is None:
+            self._metrics.late.inc()
+        elif isinstance(came, TransportError):
+            log.error("an output of %s could not be fetched: %s", worker, came)
+            if worker in self.deployment.down or self._loop is None:
+                self._unreadable(live, worker)
+            else:
+                self._loop.call_later(DEATH_S, self._not_explained, output.handle, worker)
+        else:
+            self.spin.rouse()
+            self._put(worker, output, came[output.port])
+
+    def _not_explained(self, handle: int, worker: str) -> None:
+        """End a request whose output could not be fetched, unless it has been sent again meanwhile."""
+        live = self._registry.get(handle)
+        if live is not None:
+            self._unreadable(live, worker)
+
+    def _unreadable(self, live: LiveRequest, worker: str) -> None:
+        """Handle an output that cannot be read. If its worker has died, the memory has gone with it."""
+        if worker in self.deployment.down:
+            self._lost(live, worker, self.deployment.down[worker])
+        else:
+            live.fail(EngineError("an output was lost", node=worker))
 
     def _saved(self, message: Saved) -> None:
         """Copy the state of a loop. One whose memory has gone with its worker is not kept."""
@@ -343,7 +383,18 @@ class Link:
         except MstarError as error:
             log.info("a saved state could not be read: %s", error)
             return
-        state = msgspec.structs.replace(message.loop, values=values)
+        self._keep_saved(message, values)
+
+    def _saved_came(self, message: Saved, came: Mapping[str, Array] | TransportError) -> None:
+        """Keep the state of a loop from another host."""
+        if isinstance(came, TransportError):
+            log.info("a saved state could not be fetched: %s", came)
+            return
+        dtypes = {port: ref.dtype for port, ref in message.loop.values.items()}
+        self._keep_saved(message, {port: inline(array, dtypes[port]) for port, array in came.items()})
+
+    def _keep_saved(self, message: Saved, values: Mapping[str, TensorRef]) -> None:
+        state = msgspec.structs.replace(message.loop, values=dict(values))
         self.attempts.saved(msgspec.structs.replace(message, loop=state))
 
     def _copied(self, ref: TensorRef) -> TensorRef:
@@ -385,7 +436,8 @@ class Link:
             return
         deployment.up[message.name] = message.incarnation
         if message.fd_endpoint:
-            self._tensors.connect(message.name, message.fd_endpoint, message.incarnation)
+            blobs = self.life.blobs_of(message)
+            self._tensors.connect(message.name, message.fd_endpoint, message.incarnation, blobs)
         self._metrics.component_up[(message.name,)] = 1
         if message.name == CONDUCTOR:
             deployment.down.pop(CONDUCTOR, None)

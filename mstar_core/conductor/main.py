@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import DeploymentSpec
@@ -15,12 +14,13 @@ from mstar_core.config.graph_view import graph_of
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.requests import Reconcile
-from mstar_core.messages.wire import Envelope, WireCodec
+from mstar_core.messages.wire import Envelope
 from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_start
-from mstar_core.transport import Courier, Mailbox, Spin
+from mstar_core.transport import Mailbox, Spin
 
 log = logging.getLogger(__name__)
 
@@ -96,24 +96,24 @@ class ConductorLoop:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.conductor SPEC --incarnation N --supervisor ENDPOINT`."""
-    _, spec, incarnation, supervisor, *_ = start_child(NAME, argv)
-    codec = WireCodec(NAME, incarnation)
-    with zmq.Context() as context, Courier(context, codec) as courier:
-        life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
+    arguments = start_child(NAME, argv)
+    spec = arguments.spec
+    with ChildSockets(arguments) as sockets:
+        life = sockets.life
         with life.guarded():
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
-            with Mailbox(context, life.endpoint, codec) as mailbox:
-                conductor = Conductor(
-                    model,
-                    spec.plan,
-                    courier,
-                    max_seq_len=spec.max_seq_len,
-                    clock=time.monotonic,
-                    has_prefix_caches=spec.kv_cache.prefix_cache,
-                    read_plan=lambda: DeploymentSpec.load(RunDirectory(Path(spec.run_dir)).spec).plan,
-                )
-                keep_start()
-                life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
-                spin = Spin(wait_spin_s(spec))
-                log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
-                ConductorLoop(conductor, mailbox, life, spin, spec.reconcile_s).run()
+            mailbox = sockets.open_mailbox()
+            conductor = Conductor(
+                model,
+                spec.plan,
+                sockets.courier,
+                max_seq_len=spec.max_seq_len,
+                clock=time.monotonic,
+                has_prefix_caches=spec.kv_cache.prefix_cache,
+                read_plan=lambda: DeploymentSpec.load(RunDirectory(Path(spec.run_dir)).spec).plan,
+            )
+            keep_start()
+            life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
+            spin = Spin(wait_spin_s(spec))
+            log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
+            ConductorLoop(conductor, mailbox, life, spin, spec.reconcile_s).run()

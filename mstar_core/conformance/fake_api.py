@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -303,10 +304,19 @@ class FakeApi:
         return dict(refs)
 
     def _read(self, ref: TensorRef) -> Array:
-        array = self._transport.copy(ref)
+        array = self._fetched(ref) if self._transport.is_remote(ref) else self._transport.copy(ref)
         if isinstance(ref, ShmTensor):
             self._box.send(ref.owner, TensorFreed(slots=[(ref.slot, ref.generation)]))
         return array
+
+    def _fetched(self, ref: TensorRef) -> Array:
+        """Wait for a tensor of another host."""
+        assert isinstance(ref, ShmTensor), "see `is_remote`"
+        fetch = self._transport.fetch(ref)
+        while not fetch.is_done:
+            time.sleep(1e-4)
+            self._transport.deliver()
+        return fetch.result()
 
 
 def joined(chunks: Sequence[EncodedChunk]) -> dict[str, bytes]:

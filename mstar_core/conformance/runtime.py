@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -31,9 +33,11 @@ from mstar_core.messages.life import PeerReady
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.plugin.processor import Processor
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.transport import TensorTransport
+from mstar_core.transport import RemoteAccess, TensorTransport, make_keys
 from mstar_core.transport.arena import MIB
 from mstar_core.worker.executor import Executor
+from mstar_core.worker.incoming.blobs import BlobReads
+from mstar_core.worker.incoming.reads import Incoming, TensorReads
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.transport import PeerMemory
@@ -48,6 +52,9 @@ if TYPE_CHECKING:
 TICK_S: Final = 1e-4
 """Time that passes with each reading of the clock, so that shares of device time are the same in every run."""
 
+FETCH_NAP_S: Final = 2e-4
+"""Wait of an idle runtime for tensors from other hosts."""
+
 MOST_STEPS: Final = 20_000
 """A run that takes more turns than this is treated as endless."""
 
@@ -57,8 +64,9 @@ class QuietLife:
 
     stop_reason: str | None = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, is_elsewhere: Callable[[str], bool]) -> None:
         self.name = name
+        self.is_elsewhere = is_elsewhere
 
     def accepts(self, envelope: Envelope) -> bool:
         """Accept every message: all peers live as long as the runtime."""
@@ -82,7 +90,8 @@ class QuietLife:
 class LocalRuntime:
     """One deployment of a model in this process.
 
-    ranks: number of ranks that the nodes are spread over. plan: placement to use instead.
+    ranks: number of ranks that the nodes are spread over. plan: placement to use instead; tensors between ranks that it
+    puts on different hosts are fetched by TCP.
     built: nodes that are already built, to be shared. slow: links whose messages arrive one turn later.
     """
 
@@ -108,10 +117,12 @@ class LocalRuntime:
         self.post = MailboxNetwork(slow)
         folder_of_sockets = Path(tempfile.mkdtemp(prefix="mstar-"))
         names = [API, *(worker_name(rank.rank) for rank in plan.ranks)]
-        self.transports = {name: _transport(name, folder_of_sockets) for name in names}
-        for each in self.transports.values():
+        self._hosts = {worker_name(rank.rank): rank.host for rank in plan.ranks}
+        access = RemoteAccess("127.0.0.1", make_keys()) if any(self._hosts.values()) else None
+        self.transports = {name: _transport(name, folder_of_sockets, access) for name in names}
+        for owner, each in self.transports.items():
             for name, peer in self.transports.items():
-                each.connect(name, peer.endpoint, 1)
+                each.connect(name, peer.endpoint, 1, peer.blob_endpoint if self._are_apart(owner, name) else "")
         weakref.finalize(self, _free, list(self.transports.values()), folder_of_sockets)
         self.steps = 0
         self._probed = 0  # handles up to this one have been checked
@@ -160,6 +171,8 @@ class LocalRuntime:
         """Run one turn of the conductor, each worker and the client side. Returns False once no work is left."""
         self.steps += 1
         self.post.turn()
+        for transport in self.transports.values():
+            transport.deliver()
         letters = self._inbox.drain()
         for letter in letters:
             self.conductor.on(letter.body)
@@ -174,7 +187,11 @@ class LocalRuntime:
             worker.outbox.is_waiting or (worker.arrivals is not None and worker.arrivals.is_waiting)
             for worker in self.workers
         )
-        return bool(letters) or is_moving or has_mail or copies or self.post.waiting > 0
+        is_active = bool(letters) or is_moving or has_mail or self.post.waiting > 0
+        fetches = any(worker.executor.inputs.waiting or reading(worker) for worker in self.workers)
+        if fetches and not is_active:
+            time.sleep(FETCH_NAP_S)
+        return is_active or copies or fetches
 
     def run(self) -> None:
         """Take turns until no work is left. Raises EngineError if that never happens or a request has no end."""
@@ -220,9 +237,9 @@ class LocalRuntime:
         jobs = len(worker.executor._jobs.under_way)  # a wrong end would leave entries in this table
         if jobs:
             leaks.append(f"{name} holds {jobs} jobs")
-        peers = worker.peer_memory
-        if peers is not None and (peers.live or peers.reading):
-            leaks.append(f"{name} lends {peers.live} tensors to peers and reads {peers.reading}")
+        lent = 0 if worker.peer_memory is None else worker.peer_memory.live
+        if lent or reading(worker):
+            leaks.append(f"{name} lends {lent} tensors to peers and reads {reading(worker)}")
         for node, runner in worker.runners.items():
             memory, pressure = runner.memory(), runner.pressure()
             held = {"pages": memory.pages_used, "slots": memory.slots_used, "jobs": pressure.ready + pressure.waiting}
@@ -237,24 +254,34 @@ class LocalRuntime:
 
     # -- parts ------------------------------------------------------------------------------------------------
 
+    def _are_apart(self, name: str, other: str) -> bool:
+        """Return whether two processes are on different hosts."""
+        return self._hosts.get(name, "") != self._hosts.get(other, "")
+
     def _worker(self, spec: ModelSpec, rank: RankPlan, built: Mapping[str, BuiltNode], faults: Faults | None) -> Worker:
         name = worker_name(rank.rank)
         box, transport = FakeMailbox(self.post, name), self.transports[name]
         names = [node.name for node in own_nodes(spec, rank)]
         runners = make_runners(built, names, self.settings, self.clock, faults)
         memory = self._peer_memory(name, self._names) if self._peer_memory is not None else None
-        outbox = Outbox(name, rank.rank, box, transport, peer_memory=memory)
+        kinds: list[TensorReads] = [] if memory is None else [memory]
+        is_elsewhere = partial(self._are_apart, name)
+        incoming = Incoming([*kinds, BlobReads(transport, is_elsewhere)])
+        outbox = Outbox(
+            name, rank.rank, box, transport, peer_memory=memory, incoming=incoming, is_elsewhere=is_elsewhere
+        )
         # The fake mailbox has the methods of a mailbox that the loop calls.
         return Worker(
             mailbox=cast("Mailbox", box),
             transport=transport,
-            life=cast("ChildLife", QuietLife(name)),
+            life=cast("ChildLife", QuietLife(name, is_elsewhere)),
             outbox=outbox,
             runners=runners,
             executor=Executor(
-                spec, rank.rank, runners, outbox, transport, self.clock, self.settings.feature_cache_bytes, memory
+                spec, rank.rank, runners, outbox, transport, self.clock, self.settings.feature_cache_bytes, incoming
             ),
             peer_memory=memory,
+            incoming=incoming,
             steps=Steps(
                 runners=runners,
                 scheduler=FairShare(runners, clock=self.clock),
@@ -264,9 +291,14 @@ class LocalRuntime:
         )
 
 
-def _transport(name: str, folder: Path) -> TensorTransport:
+def reading(worker: Worker) -> int:
+    """Return the number of tensors that a worker reads from other GPUs and hosts."""
+    return 0 if worker.incoming is None else worker.incoming.reading
+
+
+def _transport(name: str, folder: Path, access: RemoteAccess | None) -> TensorTransport:
     """Return a transport that lends every tensor, of whatever size, so that each must be released."""
-    return TensorTransport(name, 1, folder, segment_bytes=MIB, inline_bytes=-1)
+    return TensorTransport(name, 1, folder, segment_bytes=MIB, inline_bytes=-1, remote=access, remote_inline_bytes=-1)
 
 
 def _free(transports: Sequence[TensorTransport], folder: Path) -> None:

@@ -206,9 +206,9 @@ class ChildLife:
         """Return whether a peer is on another host: its clock and its memory are not those of this process."""
         return name in self._elsewhere
 
-    def tensor_endpoint(self, message: PeerUp) -> str:
-        """Return where this process gets the tensors of a peer; empty if the peer lends none."""
-        return message.fd_endpoint if message.host == self._host else message.blob_endpoint
+    def blobs_of(self, message: PeerUp) -> str:
+        """Return where a peer of another host serves its tensors; empty for one of this host."""
+        return message.blob_endpoint if message.host != self._host else ""
 
     def _connect(self, message: PeerUp) -> None:
         endpoint = message.endpoint

@@ -12,19 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import zmq
-
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.files.load import VARIANTS
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.host.private_files import write_private
-from mstar_core.messages.wire import WireCodec
 from mstar_core.plugin.loader import served_model
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.sockets import ChildSockets
 from mstar_core.targets import load_target
-from mstar_core.transport import Courier
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +64,10 @@ class _DownloadProgress:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.weights.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
-    _, spec, incarnation, supervisor, *_ = start_child(NAME, argv)
-    codec = WireCodec(NAME, incarnation)
-    with zmq.Context() as context, Courier(context, codec) as courier:
-        life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
+    arguments = start_child(NAME, argv)
+    spec = arguments.spec
+    with ChildSockets(arguments) as sockets:
+        life = sockets.life
         with life.guarded():
             life.phase("fetch")
             model = served_model(spec.plugin, spec.model)
@@ -79,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
             result = Path(spec.run_dir) / RESULT
             write_private(result, os.fsencode(folder))
             log.info("weights are in %s", folder)
-        courier.close(linger_s=0.5)
+        sockets.close(linger_s=0.5)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ def to_array(tensor: Tensor) -> tuple[np.ndarray, str | None]:
     return host.numpy(), None
 
 
-def to_tensor(array: np.ndarray, dtype: str) -> Tensor:
-    """Return a copy of a received array as a tensor."""
+def to_tensor(array: np.ndarray, dtype: str, *, is_shared: bool = True) -> Tensor:
+    """Return a received array as a tensor: a copy if the memory is shared with others, or an upload gains by it."""
     if array.nbytes > SMALL_BYTES and torch.cuda.is_initialized():
         # Pinned, so that the upload needs no further copy. A step packs small inputs into pinned memory itself.
         tensor = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
         np.copyto(tensor.numpy(), array)
     else:
-        tensor = torch.from_numpy(np.array(array))
+        tensor = torch.from_numpy(np.array(array) if is_shared else array)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 

@@ -13,7 +13,7 @@ from mstar_core.engine.base import Handle
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Values
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
-from mstar_core.worker.peer_memory.arrivals import refs_of
+from mstar_core.worker.incoming.arrivals import refs_of
 
 MOST_MESSAGES: Final = 4096
 MOST_CLOSED: Final = 4096

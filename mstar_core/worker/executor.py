@@ -43,7 +43,7 @@ from mstar_core.graph.runtime.stream_walk import StreamWalk
 from mstar_core.graph.runtime.walk_state import WalkState
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
-from mstar_core.messages.tensors import PeerTensor, TensorRef
+from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, PROGRESS, units_of
@@ -51,11 +51,12 @@ from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves
+from mstar_core.worker.incoming.arrivals import refs_of
+from mstar_core.worker.incoming.reads import Incoming, TensorReads
+from mstar_core.worker.incoming.run_inputs import RunInputs
 from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.journal import PlaceLog, draws_id
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.peer_memory.arrivals import refs_of
-from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.state.feature_cache import FeatureCache, content_of
 from mstar_core.worker.state.request import (
     ActiveRun,
@@ -132,9 +133,11 @@ class Executor:
         transport: TensorTransport,
         clock: Callable[[], float],
         feature_cache_bytes: int = 0,
-        peer_memory: PeerMemory | None = None,
+        incoming: TensorReads | None = None,
     ) -> None:
-        self._peer_memory = peer_memory
+        """incoming: reads of tensors that are not in the shared memory of this host."""
+        self._incoming = Incoming() if incoming is None else incoming
+        self.inputs = RunInputs(self._incoming)
         self.features = FeatureCache(feature_cache_bytes)
         self.requests: dict[Handle, WorkerRequest] = {}
         self.ended: list[ReportedCounts] = []
@@ -177,7 +180,24 @@ class Executor:
             return
         with self._guard(request):
             request.queues.setdefault(message.partition, deque()).extend(message.runs)
+            for run in message.runs:
+                self._begin_reads(request, run)
             self.begin_next(request, message.partition)
+
+    def _begin_reads(self, request: WorkerRequest, message: RunWalk) -> None:
+        """Begin to read the inputs of a run that are in the memory of another host."""
+        if any(not isinstance(ref, SignalRef) and self._incoming.reads(ref) for ref in message.inputs.values()):
+            share = self._walks.share(message.walk, {**request.homes, **message.homes})
+            self.inputs.begin(request, message, set() if share is None else run_inputs(share))
+
+    def begin_with_inputs(self) -> int:
+        """Begin the runs whose inputs have come from another host. Returns their number."""
+        waiting = self.inputs.take_waiting()
+        for request, partition in waiting:
+            if request.handle in self.requests:
+                with self._guard(request):
+                    self.begin_next(request, partition)
+        return len(waiting) - self.inputs.waiting
 
     def end_stream(self, message: EndStream) -> None:
         """Set the total number of items of a stream."""
@@ -267,6 +287,7 @@ class Executor:
                 attempt(self._outbox.read, item.ref)  # its run never begins here
         for ref in (ref for items in request.arrived.values() for item in items for ref in refs_of(item)):
             attempt(self._outbox.read, ref)
+        attempt(self.inputs.closed, request)
         for runner in self._runners.values():
             attempt(runner.close, handle)
 
@@ -443,6 +464,8 @@ class Executor:
         """Begin the next run of a partition, if there is one and no other runs or moves."""
         queue = request.queues.get(partition)
         if partition in request.active or partition in request.moving or not queue:
+            return
+        if self.inputs.wait(request, partition, queue[0]):
             return
         message = queue.popleft()
         shares = self._walks.shares(message.walk, {**request.homes, **message.homes})
@@ -722,15 +745,13 @@ class Executor:
                     "a kept value is on another rank", f"it is on rank {ref.rank}, the walk on rank {self._rank}"
                 )
             return request.signals[ref.key]
+        if self._incoming.reads(ref):
+            return self.inputs.take(request, ref)
         return self._copied(ref)  # the api frees its tensors when the request ends
 
     def read(self, ref: TensorRef) -> Tensor:
         """Return a tensor of another process and end its loan."""
-        if isinstance(ref, PeerTensor) and self._peer_memory is not None:
-            taken = self._peer_memory.take(ref)
-            self._outbox.read(ref)
-            return taken
-        tensor = self._copied(ref)
+        tensor = self._incoming.take(ref) if self._incoming.reads(ref) else self._copied(ref)
         self._outbox.read(ref)
         return tensor
 

@@ -10,18 +10,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import zmq
-
 from mstar_core.engine.group.link import PlanReceiver
 from mstar_core.engine.group.plans import Checksum, Compare, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import ConfigError
-from mstar_core.messages.wire import WireCodec
 from mstar_core.parallel.groups import RankGroup
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
-from mstar_core.transport import Courier, Mailbox, Malformed
+from mstar_core.transport import Mailbox, Malformed
 from mstar_core.worker.main import ends_with_group, rank_plan
 from mstar_core.worker.report import device_memory
 from mstar_core.worker.start.build import build_nodes, open_device
@@ -48,24 +46,19 @@ LIFE_S: Final = 0.05
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.worker.follower SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
     arguments = start_child("follower", argv)
-    name, spec, incarnation, supervisor, number, _ = arguments
+    spec, number = arguments.spec, arguments.rank
     set_exact_timers()
     keep_freed_memory()
-    codec = WireCodec(name, incarnation)
-    with zmq.Context() as context, Courier(context, codec) as courier:
-        life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor)
+    with ChildSockets(arguments) as sockets:
+        life = sockets.life
         with life.guarded():
             plan = spec.plan.group_of(number)
             if plan is None:
                 raise ConfigError(f"rank {number} follows in no group", f"{len(spec.plan.groups)} groups are planned")
             device = open_device(rank_plan(spec, number), life)
             place = join_place(arguments, plan, life)
-            with (
-                Mailbox(context, life.endpoint, codec) as mailbox,
-                PlanReceiver(place) as receiver,
-                RankGroup(place, device) as group,
-                ends_with_group(),
-            ):
+            mailbox = sockets.open_mailbox()
+            with PlanReceiver(place) as receiver, RankGroup(place, device) as group, ends_with_group():
                 nodes = follower_nodes(spec, plan, group, life)
                 keep_start()
                 life.phase("ready")

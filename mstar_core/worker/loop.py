@@ -24,8 +24,9 @@ from mstar_core.process.life import ChildLife
 from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
 from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor
+from mstar_core.worker.incoming.arrivals import Arrivals, handles_of, refs_of
+from mstar_core.worker.incoming.reads import TensorReads
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.peer_memory.arrivals import Arrivals, handles_of, refs_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.report import Report
 from mstar_core.worker.steps import Steps
@@ -45,7 +46,8 @@ class Worker:
 
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
     that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
-    late: the warm-up of a worker that serves first.
+    late: the warm-up of a worker that serves first. incoming: reads of tensors that are not in the host's shared
+    memory, None if there are none.
     """
 
     mailbox: Mailbox
@@ -56,6 +58,7 @@ class Worker:
     runners: Mapping[str, NodeRunner]
     steps: Steps
     peer_memory: PeerMemory | None = None
+    incoming: TensorReads | None = None
     kernels: KernelLog = field(default_factory=KernelLog)
     shown: Mapping[str, str] = field(default_factory=dict)
     late: LateWarmup | None = None
@@ -69,7 +72,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.arrivals = (
-            None if self.peer_memory is None else Arrivals(self.peer_memory, lambda: self.executor.importing_bytes)
+            None if self.incoming is None else Arrivals(self.incoming, lambda: self.executor.importing_bytes)
         )
         self.report = Report(
             life=self.life,
@@ -96,6 +99,8 @@ class Worker:
         came = self.drain()
         if self.arrivals is not None and self.arrivals.is_waiting:
             came += self.take_arrivals(self.arrivals)
+        if self.executor.inputs.waiting:
+            came += self.executor.begin_with_inputs()
         is_held = self.late is not None and self.late.is_due()
         launched = [] if is_held else self.steps.launch()
         collected = 0
@@ -118,7 +123,7 @@ class Worker:
             self.steps.wait(lambda: self.outbox.can_send or self.has_arrived or self.mailbox.wait(0.0))
         elif self.late is not None and is_held:
             self.late.work()
-        elif self.outbox.is_waiting or (self.arrivals is not None and self.arrivals.is_waiting):
+        elif self.outbox.is_waiting or (self.incoming is not None and self.incoming.must_poll):
             time.sleep(COPY_NAP_S)
         elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), spin_s=self.spin.left_s)
@@ -170,7 +175,7 @@ class Worker:
             self.early.closed(message.handle)
 
     def handle(self, sender: str, message: Message) -> None:
-        """Handle one message, or let it wait for tensors of another GPU. An error affects its requests only."""
+        """Handle one message, or let it wait for its tensors. An error affects its requests only."""
         try:
             if self.arrivals is not None and self.arrivals.hold(sender, message):
                 return
@@ -244,7 +249,8 @@ class Worker:
                     self.outbox.release(slot, generation)
             case PeerUp():
                 if message.fd_endpoint:  # a follower exchanges no tensors with workers
-                    self.transport.connect(message.name, message.fd_endpoint, message.incarnation)
+                    blobs = self.life.blobs_of(message)
+                    self.transport.connect(message.name, message.fd_endpoint, message.incarnation, blobs)
             case PeerDown():
                 self.peer_down(message)
             case ReleaseSignal():

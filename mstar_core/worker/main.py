@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
-
-import zmq
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
@@ -19,13 +17,15 @@ from mstar_core.engine.late_warmup import LateWarmup, serves_first
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.names import worker_name
-from mstar_core.messages.wire import WireCodec
 from mstar_core.parallel.groups import RankGroup
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildArguments, ChildLife, start_child
+from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport
 from mstar_core.worker.executor import Executor
+from mstar_core.worker.incoming.blobs import BlobReads
+from mstar_core.worker.incoming.reads import Incoming, TensorReads
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.memory import CudaMemory
@@ -46,25 +46,17 @@ log = logging.getLogger(__name__)
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.worker SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
     arguments = start_child("worker", argv)
-    name, spec, incarnation, supervisor, number, _ = arguments
+    spec = arguments.spec
     set_exact_timers()  # waits for steps are short naps
     keep_freed_memory()
-    codec = WireCodec(name, incarnation)
-    with (
-        zmq.Context() as context,
-        Courier(context, codec) as courier,
-        closing(TensorTransport(name, incarnation, spec.ipc_dir)) as transport,
-    ):
-        life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor, fd_endpoint=transport.endpoint)
+    with ChildSockets(arguments) as sockets:
+        life, transport = sockets.life, sockets.open_tensors()
         with life.guarded():
-            rank = rank_plan(spec, number)
+            rank = rank_plan(spec, arguments.rank)
             device = open_device(rank, life)
-            with (
-                Mailbox(context, life.endpoint, codec) as mailbox,
-                leading(arguments, rank, device, life) as lead,
-                ends_with_group(),
-            ):
-                worker = _worker(spec, rank, life, mailbox, courier, transport, device, lead)
+            mailbox = sockets.open_mailbox()
+            with leading(arguments, rank, device, life) as lead, ends_with_group():
+                worker = _worker(spec, rank, life, mailbox, sockets.courier, transport, device, lead)
                 keep_start()
                 life.phase("ready", facts=capacity(worker))
                 with (spec.transport.protocol != "SHM" and worker.peer_memory) or nullcontext():
@@ -122,9 +114,18 @@ def _worker(
     runners = build_runners(spec, model, rank, life, device, kernels, lead, late)
     kernels.serve()
     peer_memory = peer_memory_of(spec, rank, life)
-    outbox = Outbox(life.name, rank.rank, courier, transport, peer_memory=peer_memory)
+    incoming = incoming_of(spec, life, transport, peer_memory)
+    outbox = Outbox(
+        life.name,
+        rank.rank,
+        courier,
+        transport,
+        peer_memory=peer_memory,
+        incoming=incoming,
+        is_elsewhere=life.is_elsewhere,
+    )
     executor = Executor(
-        model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes, peer_memory
+        model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes, incoming
     )
     spin = Spin(wait_spin_s(spec))
     steps = Steps(
@@ -146,6 +147,7 @@ def _worker(
         spin=spin,
         kernels=kernels,
         peer_memory=peer_memory,
+        incoming=incoming,
         shown=shown_names(model, rank),
         late=late,
     )
@@ -169,6 +171,16 @@ def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> Pee
     if not rank.device.startswith("cuda") or not peers:
         return None
     return PeerMemory(life.name, life.incarnation, CudaMemory(resolve_device(rank.device)), peers)
+
+
+def incoming_of(
+    spec: DeploymentSpec, life: ChildLife, transport: TensorTransport, peer_memory: PeerMemory | None
+) -> Incoming | None:
+    """Return the reads of tensors that are not in the shared memory of this host; None if there are none."""
+    kinds: list[TensorReads] = [] if peer_memory is None else [peer_memory]
+    if spec.hosts:
+        kinds.append(BlobReads(transport, life.is_elsewhere))
+    return Incoming(kinds) if kinds else None
 
 
 def over_network(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:

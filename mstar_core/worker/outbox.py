@@ -29,14 +29,15 @@ from mstar_core.messages.flow import (
 )
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, SavedLoop, error_info
-from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
+from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.transport.tensors import inline
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
+from mstar_core.worker.incoming.arrivals import handles_of, refs_of
+from mstar_core.worker.incoming.reads import Incoming, TensorReads
 from mstar_core.worker.journal import PendingDraws
-from mstar_core.worker.peer_memory.arrivals import handles_of, refs_of
 from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory
 
 if TYPE_CHECKING:
@@ -130,12 +131,13 @@ class Outbox:
         transport: TensorTransport,
         copy: Callable[[Tensor], PendingCopy | None] = start_copy,
         peer_memory: PeerMemory | None = None,
+        incoming: TensorReads | None = None,
         is_elsewhere: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """copy: starts the copy of a tensor to the host; returns None for a tensor that is there.
 
-        peer_memory: takes tensors to workers on GPUs of this host; None on a CPU. is_elsewhere: whether a receiver is
-        on another host, where times of this host's clock mean nothing.
+        peer_memory: takes tensors to other workers past shared memory; None without. incoming: reads of tensors that
+        others lend. is_elsewhere: whether a receiver is on another host, where times of this host's clock mean nothing.
         """
         self.sent_outputs = 0
         self.journal = PendingDraws()
@@ -145,6 +147,7 @@ class Outbox:
         self._transport = transport
         self._copy = copy
         self._peer_memory = peer_memory
+        self._incoming = Incoming() if incoming is None else incoming
         self._is_elsewhere = is_elsewhere
         self._turn = _Turn()
         self._waiting: deque[_Turn] = deque()
@@ -241,8 +244,8 @@ class Outbox:
     def read(self, ref: TensorRef) -> None:
         """Return a tensor that was copied out to its owner."""
         loan = loan_of(ref)
-        if isinstance(ref, PeerTensor) and self._peer_memory is not None:
-            self._peer_memory.drop(ref)
+        if loan is not None and self._incoming.reads(ref):
+            self._incoming.drop(ref)
         if loan is not None:
             self._freed[loan.owner].append((loan.slot, loan.generation))
 

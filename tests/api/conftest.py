@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport import KEYS_FILE, RemoteAccess, write_keys
 from tests.fakes.conductor import FakeDeployment, Script
 from tests.fakes.kept_pool import KeptProcess
 from tests.fakes.speech_model import SPEC
@@ -83,9 +85,13 @@ async def running(
     model: ModelSpec = SPEC,
     keepalive_s: float = 15.0,
     fetcher: Fetcher | None = None,
+    far: RemoteAccess | None = None,
     **changes: Any,
 ) -> AsyncIterator[Api]:
-    """Run an api between fake peers. changes: fields of ApiConfig or DeploymentSpec."""
+    """Run an api between fake peers. far: access to the worker, if it is on another host than the others.
+
+    changes: fields of ApiConfig or DeploymentSpec.
+    """
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         api_fields = {field.name for field in msgspec.structs.fields(ApiConfig)}
         config = ApiConfig(**{"host": "127.0.0.1", "port": 0, **{k: v for k, v in changes.items() if k in api_fields}})
@@ -101,7 +107,9 @@ async def running(
         )
         spec.ipc_dir.mkdir(mode=0o700)
         spec.uploads.mkdir(mode=0o700)
-        fake = FakeDeployment(spec.ipc_dir, script)
+        if far is not None:
+            write_keys(Path(folder) / KEYS_FILE, far.keys)
+        fake = FakeDeployment(spec.ipc_dir, script, far)
         fake.attach()
         process = ApiProcess(
             spec, 0, fake.supervisor, model, keepalive_s=keepalive_s, fetcher=fetcher, make_process=KeptProcess

@@ -23,18 +23,23 @@ from mstar_core.messages.requests import (
     RequestFinished,
     SavedLoop,
 )
+from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport, mailbox_endpoint
+from mstar_core.transport import Courier, Fetch, Mailbox, Malformed, RemoteAccess, TensorTransport, mailbox_endpoint
 
 M = TypeVar("M")
 Script = Callable[["FakeDeployment", NewRequest], None]
 
 
 class FakeDeployment:
-    """The other processes. received: all messages of the api, in order. script: called for each new request."""
+    """The other processes. received: all messages of the api, in order. script: called for each new request.
 
-    def __init__(self, ipc: Path, script: Script | None = None) -> None:
+    far: access to the worker, if it is on a host of its own.
+    """
+
+    def __init__(self, ipc: Path, script: Script | None = None, far: RemoteAccess | None = None) -> None:
         self.ipc = ipc
+        self.far = far
         self.script = script
         self.received: list[tuple[str, Message]] = []
         self.greets = True
@@ -42,7 +47,7 @@ class FakeDeployment:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._boxes = {name: self._box(name) for name in ("supervisor", "conductor", "worker-0")}
         self._couriers = {name: self._courier(name) for name in ("supervisor", "conductor", "worker-0")}
-        self._tensors = TensorTransport("worker-0", 0, ipc)
+        self._tensors = TensorTransport("worker-0", 0, ipc, remote=far)
         self._seq: dict[int, int] = {}
         self._lives: dict[str, int] = {}
         self._api = ("", 0)
@@ -78,6 +83,9 @@ class FakeDeployment:
                 incarnation=0,
                 endpoint=mailbox_endpoint(self.ipc, "worker-0", 0),
                 fd_endpoint=self._tensors.endpoint,
+                host="" if self.far is None else "far",
+                remote_endpoint=self._boxes["worker-0"].remote_endpoint,
+                blob_endpoint=self._tensors.blob_endpoint,
             ),
             ServiceState(state="ready"),
         )
@@ -127,6 +135,24 @@ class FakeDeployment:
     def image(self, handle: int, width: int = 4, height: int = 2, *, value: int = 7) -> None:
         """Send one image."""
         self.output(handle, "image", np.full((height, width, 3), value, dtype=np.uint8))
+
+    def fetch(self, ref: ShmTensor) -> Fetch:
+        """Begin to fetch an input, as the worker does."""
+        return self._tensors.fetch(ref)
+
+    def fetched(self, fetch: Fetch) -> bool:
+        """Return whether a fetch has ended."""
+        self._tensors.deliver()
+        return fetch.is_done
+
+    def silence(self) -> None:
+        """Let the worker answer no reader of another host any more, as if it had died."""
+        assert self._tensors._blobs is not None, "the worker is on another host"
+        self._tensors._blobs.close()
+
+    def end_loans(self) -> None:
+        """End all loans of the worker, although the api has not returned them."""
+        self._tensors.reclaim("api")
 
     def prompt(self, request: NewRequest) -> str:
         """Return the processed prompt as text: ids that are bytes."""
@@ -225,9 +251,11 @@ class FakeDeployment:
         match message:
             case Hello():
                 self._api = message.endpoint, message.incarnation
-                self._tensors.connect("api", message.fd_endpoint, message.incarnation)
-                for courier in self._couriers.values():
-                    courier.connect("api", message.endpoint, message.incarnation)
+                self._tensors.connect("api", message.fd_endpoint, message.incarnation, message.blob_endpoint)
+                for name, courier in self._couriers.items():
+                    is_far = self.far is not None and name == "worker-0"
+                    endpoint = message.remote_endpoint if is_far else message.endpoint
+                    courier.connect("api", endpoint, message.incarnation)
                 if self.greets:
                     self.tell(PeerUp(name="api", incarnation=message.incarnation, endpoint=message.endpoint))
             case NewRequest() if self.script is not None:
@@ -237,10 +265,11 @@ class FakeDeployment:
                     self._tensors.release(slot, generation)
 
     def _box(self, name: str, life: int = 0) -> Mailbox:
-        return Mailbox(self._context, mailbox_endpoint(self.ipc, name, life), WireCodec(name, life))
+        remote = self.far if name == "worker-0" else None
+        return Mailbox(self._context, mailbox_endpoint(self.ipc, name, life), WireCodec(name, life), remote=remote)
 
     def _courier(self, name: str, life: int = 0) -> Courier:
-        return Courier(self._context, WireCodec(name, life))
+        return Courier(self._context, WireCodec(name, life), keys=None if self.far is None else self.far.keys)
 
 
 def speak(chunks: int, reason: str = "stop") -> Script:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -24,6 +25,9 @@ from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime, ended
 from mstar_core.conformance.samples import greedy, mixed
+from mstar_core.messages.tensors import ShmTensor
+from mstar_core.worker.incoming.blobs import BlobReads
+from mstar_core.worker.incoming.reads import Incoming
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from tests.fakes.shared_memory import SharedMemory
 from tests.families.families import ROOT, SPECS
@@ -127,4 +131,38 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_with_the_cause() -> None
     outcomes = runtime.ask(*asks)
     assert [outcome.status for outcome in outcomes] == ["failed", "finished", "finished"]
     assert "cannot be shared" in outcomes[0].cause and "a bad link" in outcomes[0].cause
+    assert runtime.leaks() == []
+
+
+def over_hosts(plan: Plan) -> Plan:
+    """Return a plan with every rank but the first on a host of its own."""
+    ranks = [msgspec.structs.replace(rank, host=f"host-{rank.rank}" if rank.rank else "") for rank in plan.ranks]
+    return msgspec.structs.replace(plan, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize("name", ["orpheus_pd_disaggregated", "bagel_cfg_parallel", "qwen3omni_pd_disaggregated"])
+def test_answers_over_hosts_equal_those_of_one_rank(name: str) -> None:
+    small, plan = placed(ROOT / "configs" / f"{name}.yaml")
+    runtime = small.runtime(plan=over_hosts(plan))
+    assert_answers_of_one_rank(small, runtime, plan)
+    assert sum(reads.received_bytes for reads in blob_reads(runtime)) > 0
+    assert not any(worker.executor.moves.transfer_s for worker in runtime.workers), "their clocks are not compared"
+
+
+def blob_reads(runtime: LocalRuntime) -> list[BlobReads]:
+    incoming = [worker.incoming for worker in runtime.workers]
+    return [kind for each in incoming if isinstance(each, Incoming) for kind in each.kinds if type(kind) is BlobReads]
+
+
+def test_an_input_that_cannot_be_fetched_fails_its_request_with_the_cause() -> None:
+    small, plan = placed(ROOT / "configs" / "orpheus_pd_disaggregated.yaml")
+    ranks = tuple(msgspec.structs.replace(rank, host="far") for rank in plan.ranks)
+    runtime = small.runtime(plan=msgspec.structs.replace(plan, ranks=ranks))
+    calls = [runtime.send(greedy(small.spec, ask)) for ask in small.asks[:1] * 2]
+    for ref in calls[0].lent:
+        assert isinstance(ref, ShmTensor) and runtime.transports["api"].release(ref.slot, ref.generation)
+    runtime.run()
+    first, second = map(ended, calls)
+    assert (first.status, second.status) == ("failed", "finished"), second.cause
+    assert "loan of a tensor ended" in first.cause
     assert runtime.leaks() == []

@@ -149,7 +149,7 @@ def test_peers_of_the_own_host_are_reached_by_sockets_in_its_file_system_and_oth
     near, far = peer("api", host), peer("worker-1", "c")
     assert told(life, near) == [near] and told(life, far) == [far]
     assert post.peers["api"] == near.endpoint and post.peers["worker-1"] == far.remote_endpoint
-    assert (life.tensor_endpoint(near), life.tensor_endpoint(far)) == (near.fd_endpoint, far.blob_endpoint)
+    assert (life.blobs_of(near), life.blobs_of(far)) == ("", far.blob_endpoint)
     assert not life.is_elsewhere("api") and life.is_elsewhere("worker-1") and not life.is_elsewhere("supervisor")
 
 

@@ -31,7 +31,7 @@ class Box:
 
 def worker(bench: Bench, box: Box, folder: Path) -> Worker:
     post = SimpleNamespace(connect=lambda *_: True, disconnect=lambda *_: None, send=lambda *_: True)
-    spec = SimpleNamespace(ipc_dir=folder, run_dir=str(folder))
+    spec = SimpleNamespace(ipc_dir=folder, run_dir=str(folder), on_host="")
     life = ChildLife("worker-0", 1, cast(Any, spec), cast(Any, post))
     steps = SimpleNamespace(count=0, collected=0, statistics={})
     return Worker(

@@ -13,7 +13,7 @@ from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor
 from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
 from mstar_core.transport import loan_of
 from mstar_core.transport.tensors import inline
-from mstar_core.worker.peer_memory.arrivals import Arrivals
+from mstar_core.worker.incoming.arrivals import Arrivals
 from mstar_core.worker.peer_memory.transport import FIRST_SLOT, PATIENCE_S, PeerMemory
 from tests.fakes.shared_memory import SharedMemory
 

@@ -31,20 +31,21 @@ LOST_GRACE_S: Final = 0.25
 class _Sender:
     """Outputs of one worker: the next number, and those that arrived out of order, with the units left out before.
 
-    early_bytes: size of those that arrived out of order.
+    early_bytes: size of those that arrived out of order. coming: numbers of those that are being fetched.
     """
 
-    __slots__ = ("early", "early_bytes", "next")
+    __slots__ = ("coming", "early", "early_bytes", "next")
 
     def __init__(self) -> None:
         self.next = 0
+        self.coming: set[int] = set()
         self.early: dict[int, tuple[OutputItem, int]] = {}
         self.early_bytes = 0
 
     @property
     def has_gap(self) -> bool:
         """Whether so many outputs wait for an earlier one that it must be lost."""
-        return len(self.early) > MOST_EARLY or self.early_bytes > SPOOL_BYTES
+        return (len(self.early) > MOST_EARLY and self.next not in self.coming) or self.early_bytes > SPOOL_BYTES
 
 
 class OutputQueue:
@@ -105,6 +106,7 @@ class OutputQueue:
         if self._error is not None:
             return  # nothing follows an error
         sender = self._senders.setdefault(worker, _Sender())
+        sender.coming.discard(seq)
         if seq < sender.next or seq in sender.early:
             self.doubled += 1
             return
@@ -119,6 +121,10 @@ class OutputQueue:
             sender.early.clear()
             self.fail(EngineError("an output was lost", f"number {sender.next}", node=worker))
         self._notify()
+
+    def expect(self, worker: str, seq: int) -> None:
+        """Note that output number `seq` of `worker` is being fetched: any number of later ones may wait for it."""
+        self._senders.setdefault(worker, _Sender()).coming.add(seq)
 
     def finish(self, ending: RequestFinished) -> None:
         """End the request successfully. The end is visible after all outputs that it counts have arrived."""

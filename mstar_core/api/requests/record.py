@@ -63,7 +63,13 @@ class SavedLoops(msgspec.Struct, kw_only=True):
     places: dict[str, SavedLoop] = {}
 
     def keep(self, place: str, state: SavedLoop, limit_bytes: int = SAVED_BYTES) -> None:
-        """Replace the state of a place. Beyond the limit the oldest places are dropped, and their loops begin anew."""
+        """Replace the state of a place by a newer one. Beyond the limit the oldest places are dropped.
+
+        Their loops begin anew. States from other hosts may come in another order than they were sent in.
+        """
+        known = self.places.get(place)
+        if known is not None and known.iteration > state.iteration:
+            return
         self.places.pop(place, None)
         self.places[place] = state
         while self.size_bytes > limit_bytes:

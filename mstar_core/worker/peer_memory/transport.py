@@ -16,7 +16,8 @@ import torch
 
 from mstar_core.closing import Closing
 from mstar_core.errors import ArenaFull, MstarError, TransportError
-from mstar_core.messages.tensors import PeerTensor
+from mstar_core.messages.tensors import PeerTensor, TensorRef
+from mstar_core.transport import loan_of
 from mstar_core.transport.arena import ALIGN_BYTES, COUNTER_BITS, FreeList
 
 if TYPE_CHECKING:
@@ -225,10 +226,20 @@ class PeerMemory(Closing):
         self._segments.append(segment)
         return segment, segment.free.take(size) or 0
 
-    # -- receiving ---------------------------------------------------------------------------------------------------
+    # -- receiving, as TensorReads (incoming/reads.py) ---------------------------------------------------------------
 
-    def begin(self, ref: PeerTensor) -> None:
+    @property
+    def must_poll(self) -> bool:
+        """Whether reads are under way, whose end wakes no mailbox."""
+        return bool(self._reads)
+
+    def reads(self, ref: TensorRef) -> bool:
+        """Return whether a tensor is in memory of this kind."""
+        return isinstance(ref, PeerTensor)
+
+    def begin(self, ref: TensorRef) -> None:
         """Begin to read a tensor. Raises TransportError for a handle that contradicts itself or cannot be mapped."""
+        assert isinstance(ref, PeerTensor), "see `reads`"
         dtype = getattr(torch, ref.dtype, None)
         if not isinstance(dtype, torch.dtype) or math.prod(ref.shape) * dtype.itemsize != ref.size_bytes:
             raise TransportError("a tensor handle contradicts itself", f"{ref.dtype}{list(ref.shape)}", peer=ref.owner)
@@ -238,7 +249,7 @@ class PeerMemory(Closing):
         self._reads[_key(ref)] = self._memory.read(opened[ref.memory] + ref.offset, dtype, tuple(ref.shape))
         self.received_bytes += ref.size_bytes
 
-    def is_ready(self, ref: PeerTensor) -> bool:
+    def is_ready(self, ref: TensorRef) -> bool:
         """Return whether `take` may be called. Polled; a tensor that was dropped counts as ready."""
         read = self._reads.get(_key(ref))
         try:
@@ -248,19 +259,19 @@ class PeerMemory(Closing):
             self._failed[_key(ref)] = error
             return True
 
-    def failure(self, ref: PeerTensor) -> TransportError | None:
+    def failure(self, ref: TensorRef) -> TransportError | None:
         """Return why a tensor that is ready cannot be taken, None if it can."""
         return self._failed.get(_key(ref))
 
-    def take(self, ref: PeerTensor) -> Tensor:
+    def take(self, ref: TensorRef) -> Tensor:
         """Return a tensor that was read, for use on the current stream. Raises TransportError if it was not begun."""
         read = self._reads.pop(_key(ref), None)
         if read is None:
-            raise TransportError("a tensor of another GPU was not read", f"slot {ref.slot} of {ref.owner}")
+            raise TransportError("a tensor of another GPU was not read", str(loan_of(ref)))
         self._memory.take(read[0])
         return read[0]
 
-    def drop(self, ref: PeerTensor) -> None:
+    def drop(self, ref: TensorRef) -> None:
         """Forget a tensor whose request has ended."""
         self._reads.pop(_key(ref), None)
         self._failed.pop(_key(ref), None)
@@ -302,5 +313,6 @@ class PeerMemory(Closing):
             return  # its process is gone, and its memory with it
 
 
-def _key(ref: PeerTensor) -> tuple[str, int, int]:
+def _key(ref: TensorRef) -> tuple[str, int, int]:
+    assert isinstance(ref, PeerTensor), "see `PeerMemory.reads`"
     return ref.owner, ref.slot, ref.generation

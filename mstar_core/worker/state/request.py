@@ -17,6 +17,7 @@ from mstar_core.graph.declare.nodes import PARAM_PREFIX, Sampling
 from mstar_core.graph.declare.sampling import NAMES, SamplingParams
 from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.messages.flow import CacheMoved, Value
+from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
 from mstar_core.worker.state.stream_inbox import StreamInbox
@@ -178,6 +179,7 @@ class WorkerRequest:
     counts, cached_tokens: totals of the ended runs. salt: part of its cache keys.
     delivered: units by port that the api has from an earlier attempt and that were not computed again yet; skipped:
     those that were left out since the port's last output. chunks: see `Resume`.
+    fetching: inputs of queued runs that are read from another host, each as often as runs use it.
     """
 
     handle: Handle
@@ -212,6 +214,7 @@ class WorkerRequest:
     delivered: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     chunks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    fetching: list[TensorRef] = field(default_factory=list)
 
     def leave_out_chunks(self, task: CompiledTask) -> int:
         """Return the number of chunks of a stream walk that need not be computed, and count their outputs as left out.

@@ -1,4 +1,4 @@
-"""Messages whose tensors are still being read from another GPU. Used by the worker's loop.
+"""Messages whose tensors are still being read from another GPU or host. Used by the worker's loop.
 
 Values and stream items of one sender keep their order, so a message waits for those before it. A cache waits alone, and
 is not read while too many caches that were read wait for pages, because they take memory beside the pools.
@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Values
-from mstar_core.messages.tensors import PeerTensor, TensorRef
+from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message
-from mstar_core.worker.peer_memory.transport import PeerMemory
+from mstar_core.worker.incoming.reads import TensorReads
 
 ORDERED: Final = (Values, StreamItems, StreamTensor)
 
@@ -37,25 +37,25 @@ class _WaitingCache:
 
     sender: str
     message: Message
-    refs: list[PeerTensor]
+    refs: list[TensorRef]
     has_begun: bool = False
 
     @property
     def size_bytes(self) -> int:
-        return sum(ref.size_bytes for ref in self.refs)
+        return sum(ref.size_bytes for ref in self.refs if not isinstance(ref, InlineTensor))
 
 
 class Arrivals:
     """Messages that wait for their tensors. Owned by the worker's loop."""
 
     def __init__(
-        self, memory: PeerMemory, importing: Callable[[], int] = lambda: 0, cache_bytes: int = CACHE_BYTES
+        self, reads: TensorReads, importing: Callable[[], int] = lambda: 0, cache_bytes: int = CACHE_BYTES
     ) -> None:
         """importing: returns the bytes of caches that were read and have no pages yet."""
-        self._memory = memory
+        self._reads = reads
         self._importing = importing
         self._cache_bytes = cache_bytes
-        self._ordered: dict[str, deque[tuple[Message, list[PeerTensor]]]] = {}
+        self._ordered: dict[str, deque[tuple[Message, list[TensorRef]]]] = {}
         self._caches: list[_WaitingCache] = []
 
     @property
@@ -71,12 +71,12 @@ class Arrivals:
         is_ordered = isinstance(message, ORDERED)
         if not is_ordered and not isinstance(message, CacheMoved):
             return False
-        refs = [ref for ref in refs_of(message) if isinstance(ref, PeerTensor)]
+        refs = [ref for ref in refs_of(message) if self._reads.reads(ref)]
         if not refs and (not is_ordered or sender not in self._ordered):
             return False
         if is_ordered:
             for ref in refs:
-                self._memory.begin(ref)
+                self._reads.begin(ref)
             self._ordered.setdefault(sender, deque()).append((message, refs))
         else:
             self._caches.append(_WaitingCache(sender, message, refs))
@@ -115,16 +115,16 @@ class Arrivals:
             cache.has_begun = True
             try:
                 for ref in cache.refs:
-                    self._memory.begin(ref)
+                    self._reads.begin(ref)
             except TransportError as error:
                 self._caches.remove(cache)
                 yield Arrival(cache.sender, cache.message, error)
 
-    def _are_ready(self, refs: list[PeerTensor]) -> bool:
-        return all(self._memory.is_ready(ref) for ref in refs)
+    def _are_ready(self, refs: list[TensorRef]) -> bool:
+        return all(self._reads.is_ready(ref) for ref in refs)
 
-    def _failure(self, refs: list[PeerTensor]) -> TransportError | None:
-        return next((error for ref in refs if (error := self._memory.failure(ref)) is not None), None)
+    def _failure(self, refs: list[TensorRef]) -> TransportError | None:
+        return next((error for ref in refs if (error := self._reads.failure(ref)) is not None), None)
 
 
 def refs_of(message: Message) -> Iterator[TensorRef]:

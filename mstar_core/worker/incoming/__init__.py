@@ -1,0 +1,1 @@
+"""Tensors of other processes on their way into a worker."""
