@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 PEER_GRACE_S: Final = 0.5
 """Time in which the death of a process may follow errors of tensors that it lent, which the death explains."""
 
+HOST_GRACE_S: Final = 3.0
+"""The same if the request uses another host: a lost host is noticed up to this much later than by its readers."""
+
 
 class Conductor:
     """All requests in flight. A bad message or program fails its own request only."""
@@ -365,10 +368,17 @@ class Conductor:
         request = self.requests.get(message.handle)
         if message.error.code == WorkerLost.code:  # a member of the rank's group died
             self._fail_with(message.handle, message.error, lost=worker_name(message.rank))
-        elif request is not None and message.error.code == TransportError.code and len(request.homes.ranks) > 1:
-            request.error, request.error_until = message.error, self._clock() + PEER_GRACE_S
+        elif request is not None and message.error.code == TransportError.code and (grace_s := self._grace_s(request)):
+            request.error, request.error_until = message.error, self._clock() + grace_s
         else:
             self._fail_with(message.handle, message.error)
+
+    def _grace_s(self, request: ConductorRequest) -> float:
+        """Return the time in which a death may explain that a rank could not read a tensor."""
+        ranks = request.homes.ranks
+        if self.router.uses_other_hosts(ranks):
+            return HOST_GRACE_S
+        return PEER_GRACE_S if len(ranks) > 1 else 0.0
 
     def _fail_with(self, handle: int, error: ErrorInfo, lost: str = "", *, is_planned: bool = False) -> None:
         """Fail a request. lost: name of the process whose death is the cause."""

@@ -223,6 +223,10 @@ class Router:
                     ranks.setdefault(stream, set()).add(where[node])
         return sorted(stream for stream, sources in ranks.items() if len(sources) > 1)
 
+    def uses_other_hosts(self, ranks: Collection[int]) -> bool:
+        """Return whether one of these ranks is on another host than the conductor."""
+        return any(each.host for each in self.plan.ranks if each.rank in ranks)
+
     def replan(self, plan: Plan) -> None:
         """Take another placement. Requests keep the replicas that were chosen for them."""
         self.plan, self._reads = plan, None

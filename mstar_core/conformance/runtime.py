@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from mstar_core.api.preprocess.child import load_processor
-from mstar_core.conductor.conductor import PEER_GRACE_S, Conductor
+from mstar_core.conductor.conductor import HOST_GRACE_S, Conductor
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.conformance.clock import FakeClock
 from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest
@@ -197,7 +197,7 @@ class LocalRuntime:
         """Take turns until no work is left. Raises EngineError if that never happens or a request has no end."""
         self._turn_until_idle()
         if any(request.error is not None for request in self.conductor.requests.values()):
-            self.clock.sleep(PEER_GRACE_S)  # no process dies here that would explain the error
+            self.clock.sleep(HOST_GRACE_S)  # no process dies here that would explain the error
             self.expire()
             self._turn_until_idle()
         if self.api.calls:

@@ -302,6 +302,27 @@ def test_an_error_of_a_tensor_is_the_death_of_its_owner_if_one_follows(
     assert [(m.error.code, m.lost) for _, m in post.take() if isinstance(m, RequestFailed)] == [("transport", "")]
 
 
+def test_the_loss_of_a_host_may_follow_an_error_of_a_tensor_later(post: FakeCourier, clock: FakeClock) -> None:
+    plan = placed((0,), codec=0)
+    ranks = tuple(msgspec.structs.replace(rank, host="far") for rank in plan.ranks)
+    conductor = Conductor(MODEL, msgspec.structs.replace(plan, ranks=ranks), post, max_seq_len=64, clock=clock)
+    conductor.on(PeerReady(name="worker-0", incarnation=1))
+    error = ErrorInfo(message="a tensor of another host does not arrive", code="transport", status=500)
+    for handle in (1, 2):
+        conductor.on(request(handle))
+        conductor.on(WorkFailed(handle=handle, rank=0, error=error))
+        clock.now += 2.0
+        conductor.expire()
+        assert not [m for _, m in post.take() if isinstance(m, RequestFailed)]
+        if handle == 1:
+            conductor.on(PeerDown(name="worker-0", incarnation=1, cause="its host is lost", public="a worker died"))
+            assert [m.lost for _, m in post.take() if isinstance(m, RequestFailed)] == ["worker-0"]
+            conductor.on(PeerReady(name="worker-0", incarnation=2))
+    clock.now += 2.0
+    conductor.expire()
+    assert [(m.error.code, m.lost) for _, m in post.take() if isinstance(m, RequestFailed)] == [("transport", "")]
+
+
 def test_a_lost_api_cancels_everything(conductor: Conductor, post: FakeCourier) -> None:
     for handle in (1, 2):
         conductor.on(request(handle))
