@@ -147,7 +147,8 @@ def test_a_stranger_without_proof_is_closed_in_time(tmp_path: Path, monkeypatch:
             assert_linked(sender, receiver)
 
 
-def test_more_strangers_than_are_held_keep_no_member_out(tmp_path: Path) -> None:
+def test_more_strangers_than_are_held_keep_no_member_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PROOF_S", 10 * WAIT_S)
     leader, follower = places(tmp_path)
     with accepting(leader) as sender:
         strangers = [socket.create_connection(at(leader)) for _ in range(listener.MOST_STRANGERS + 5)]

@@ -22,7 +22,7 @@ from mstar_core.messages.tensors import TensorRef
 from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
 ref = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=TensorRef)
-engine, session = open_engine(TransportConfig(protocol="TCP", device=sys.argv[2]), 1, 1)
+engine, session = open_engine(TransportConfig(protocol="TCP"), 1, 1, sys.argv[2])
 memory = PeerMemory("worker-1", 1, MooncakeMemory(engine, session, torch.device("cpu")), [])
 start = time.monotonic()
 memory.begin(ref)
@@ -36,9 +36,9 @@ memory.close()
 """
 
 
-def read(host: int, ref: PeerTensor, device: str) -> tuple[float, str]:
+def read(host: int, ref: PeerTensor, address: str) -> tuple[float, str]:
     """Read in a namespace. Returns the share of the wait in which the call blocked, and the sum or the failure."""
-    words = inside(host, sys.executable, "-c", READER, msgspec.msgpack.encode(ref).hex(), device)
+    words = inside(host, sys.executable, "-c", READER, msgspec.msgpack.encode(ref).hex(), address)
     root = Path(__file__).parents[2]
     done = subprocess.run(words, cwd=root, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     _, blocked, found = next(line for line in done.stdout.splitlines() if line.startswith("OUT ")).split(" ", 2)
@@ -53,7 +53,7 @@ def test_ranks_in_two_network_namespaces_exchange_tensors() -> None:
         other_process(PORT, device="v1", count=count, inside=tuple(inside(hosts[1]))) as (_, ref),
     ):
         assert ref.memory.startswith(ADDRESSES[1].encode())
-        assert read(hosts[0], ref, "v0")[1] == str(count * (count - 1) // 2)
+        assert read(hosts[0], ref, ADDRESSES[0])[1] == str(count * (count - 1) // 2)
         subprocess.run(inside(hosts[1], "ip", "link", "set", "v1", "down"), check=True)
         blocked, failure = read(hosts[0], ref, ADDRESSES[0])
         assert blocked < 0.5, "the wait for a host that does not answer is not in the call"
