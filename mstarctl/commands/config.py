@@ -27,7 +27,7 @@ from mstarctl.output.errors import render_error
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
 from mstarctl.start.choice import GB, auto_count, choose
-from mstarctl.start.hardware.admission import admission, weights_on_devices
+from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
 from mstarctl.start.plan import as_started
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
@@ -359,4 +359,7 @@ def config_now(spec: DeploymentSpec) -> ResolvedConfig:
         if spec.source(key).startswith("--")
     ]
     config, present = resolve_target(target, flags), present_gpus() if spec.gpus else ()
+    if spec.hosts and config.max_concurrent_requests is None:  # GPUs of other hosts are not surveyed again
+        why = spec.source("max_concurrent_requests")
+        return as_started(config, Admission(max_concurrent_requests=spec.max_concurrent_requests, why=why))
     return as_started(config, admission(model, config, spec.plan, spec.gpus, present, spec.needed_bytes))

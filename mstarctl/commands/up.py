@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import typer
 
-from mstar_core.config.deployment import RankPlan
+from mstar_core.config.deployment import HostPlan, RankPlan
 from mstar_core.errors import ExitCode, MstarError, Unreachable, UsageError
 from mstar_core.host.run_dir import runtime_root
 from mstarctl.client import AdminClient
@@ -121,7 +121,7 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     counts = ", ".join(counted(size, noun) for noun, size in sizes.items())
     name, ok = printer.paint(spec.name, "strong", sys.stderr), printer.paint("plan ok", "ok", sys.stderr)
     printer.say(f"{name}  {ok}: {counts}   ({planned.distribution}, {short_path(spec.config_file)})")
-    devices = ", ".join(dict.fromkeys(rank.device for rank in spec.plan.ranks))
+    devices = ", ".join(dict.fromkeys(place_text(rank, spec.hosts) for rank in spec.plan.ranks))
     printer.say(f"  device {devices} ({planned.devices.why})")
     why = spec.source("max_concurrent_requests")
     printer.say(f"  up to {counted(spec.max_concurrent_requests, 'request')} at once ({why})")
@@ -139,8 +139,17 @@ def short_path(path: str | None) -> str:
     return "no file" if path is None else "/".join(Path(path).parts[-2:])
 
 
-def _rank_item(rank: RankPlan) -> dict[str, Any]:
+def place_text(rank: RankPlan, hosts: Sequence[HostPlan]) -> str:
+    """Return the device of a rank, after the name of its host if the deployment has several: `gpu-b cuda:0`."""
+    title = next((host.title for host in hosts if host.name == rank.host), "")
+    return f"{title} {rank.device}".lstrip()
+
+
+def _rank_item(rank: RankPlan, hosts: Sequence[HostPlan]) -> dict[str, Any]:
+    titles = {host.name: host.title for host in hosts}
     item = {"rank": rank.rank, "device": rank.device, "nodes": list(rank.nodes)}
+    if titles:
+        item["host"] = titles[rank.host]
     return item | {"follows": list(rank.follows)} if rank.follows else item
 
 
@@ -160,10 +169,14 @@ def show_dry(planned: Planned, printer: Printer) -> None:
         "max_seq_len": spec.max_seq_len,
         "max_concurrent_requests": spec.max_concurrent_requests,
         "kv_cache": spec.kv_cache,
-        "ranks": [_rank_item(rank) for rank in spec.plan.ranks],
+        "ranks": [_rank_item(rank, spec.hosts) for rank in spec.plan.ranks],
         "nodes": places(spec.plan),
     }
-    lines = [f"rank {r.rank}  {r.device}  {held_text(msgspec.structs.asdict(r))}" for r in spec.plan.ranks]
+    if spec.hosts:
+        item["hosts"] = [{"name": host.title, "address": host.address} for host in spec.hosts]
+    lines = [
+        f"rank {r.rank}  {place_text(r, spec.hosts)}  {held_text(msgspec.structs.asdict(r))}" for r in spec.plan.ranks
+    ]
     # Placements by walk, such as prompts on one rank and decoding on another, and replicas.
     shared = {place.node for place in spec.plan.placements if place.walks or len(place.replicas) > 1}
     lines += [f"{node}: {where}" for node, where in places(spec.plan).items() if node in shared]
@@ -172,6 +185,8 @@ def show_dry(planned: Planned, printer: Printer) -> None:
         f"weights {spec.folder or spec.weights_source}",
         f"run dir {spec.run_dir}",
     ]
+    if spec.hosts:
+        lines.insert(-3, f"hosts   {', '.join(f'{host.title} {host.address}' for host in spec.hosts)}")
     printer.item("deployment", item, lines)
 
 

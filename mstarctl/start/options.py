@@ -17,6 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from mstar_core.config.resolved import ApiConfig, TransportConfig
+from mstar_core.config.scaling import MOST_RANKS
 from mstarctl.complete import config_names, deployment_names, set_words, target_names
 from mstarctl.output.durations import parse_duration
 from mstarctl.start.target import Override, parse_set
@@ -98,7 +99,26 @@ class UpOptions:
     device: Annotated[Device | None, typer.Option("--device", help="default: cuda if a GPU is found, else cpu")] = None
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="LIST", help="0,1: rank i gets the i-th; auto:2: choose the file for two GPUs"),
+        typer.Option(
+            "--gpus",
+            metavar="LIST",
+            help="0,1: rank i gets the i-th; auto:2: choose the file for two GPUs; with --ray HOST:0,HOST:1",
+        ),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas", metavar="N", min=1, max=MOST_RANKS, help="replicas of every node; default: the file's"
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="run ranks on the hosts of this Ray cluster: HOST:PORT, or auto for its own",
+        ),
+        Sets("ray.address"),
     ] = None
     name: Annotated[
         str | None, typer.Option("--name", help="name of the deployment; default: the model's"), Sets("name")

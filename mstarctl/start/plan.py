@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +25,9 @@ from mstar_core.host.aliases import next_link
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.groups import group_id
-from mstar_core.host.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
+from mstar_core.host.hardware.gpus import Gpu, count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstar_core.host.leftovers import end_leftovers
+from mstar_core.host.network import LOOPBACK
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.plugin import ModelSpec
@@ -36,6 +39,9 @@ from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
+from mstarctl.start.hosts.checks import check_hosts, host_cautions
+from mstarctl.start.hosts.cluster import find_cluster
+from mstarctl.start.hosts.placement import HostPlacement, place, scaled
 from mstarctl.start.movable_state import check_moves
 from mstarctl.start.options import UpOptions, absolute, overrides
 from mstarctl.start.replaced import Replaced, check_beside, find_replaced
@@ -74,12 +80,23 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         config = old.taken_over(config, options)
     model = target.spec
     check_code(model)
-    devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
+    entry = plugins.distribution_of(model)
+    packages = {"mstarctl": client_version(), entry.distribution: entry.version}
+    cluster = find_cluster(config, options, packages, torch_version())
+    if cluster is not None and auto_count(options.gpus):
+        target = chosen_target(options, target, [gpu.total_bytes for gpu in cluster.offer.free])
+        config = resolve_target(target, overrides(options))
+        cluster = replace(cluster, config=config)
+    placement = None if cluster is None else place(cluster, partial(plugins.plan, model, config))
+    if placement is None:
+        devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
+        plan = scaled(plugins.plan(model, config, devices.names), options.replicas, devices.names)
+    else:
+        devices, plan = placement.devices, placement.plan
     if target.why:
         devices = replace(devices, why=f"{devices.why}; {options.gpus} chose {target.why}")
-    plan = plugins.plan(model, config, devices.names)
     check_placement(model, config, plan)
-    check_transport(config, plan)
+    check_transport(config, plan, LOOPBACK if placement is None else placement.hosts[0].address)
     run = old.run.successor if old is not None else run_directory(config.name, options.run_root)
     if not options.is_dry:
         end_leftovers(run)
@@ -89,14 +106,15 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     folder = None if config.variant else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     needed = needed or weights_on_devices(model, plan, config)
-    claimed = claim_gpus(config, plan, needed, old)
-    present = gpus() if claimed else ()
+    claimed = claim_gpus(config, plan, needed, old) if placement is None else claim_on_hosts(config, placement, needed)
     if old is not None:
-        check_beside(old, config, claimed, present, needed, stop_first=options.stop_first)
-    started = as_started(config, admission(model, config, plan, claimed, present, needed))
+        check_beside(old, config, claimed.locks, claimed.present, needed, stop_first=options.stop_first)
+    if cluster is not None and placement is not None:
+        check_hosts(cluster, placement)
+    started = as_started(config, admission(model, config, plan, claimed.keys, claimed.present, needed))
     api = with_keys(msgspec.structs.replace(started.api, api_keys=api_keys))
     path = target.config.path
-    entry = plugins.distribution_of(model)
+    cautions = weights_cautions(model, config) + parallel_cautions(plan) + transport_cautions(config, plan)
     spec = DeploymentSpec(
         **{
             **msgspec.structs.asdict(started),
@@ -111,12 +129,13 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         folder=folder,
         weights_source=config.variant or ("folder" if config.weights else "official"),
         argv=argv,
-        versions={"mstarctl": client_version(), entry.distribution: entry.version},
-        gpus=claimed,
+        versions=packages,
+        gpus=claimed.locks,
+        hosts=() if placement is None else placement.hosts,
         needed_bytes=needed,
-        free_bytes=free_bytes(claimed, present),
+        free_bytes=claimed.free_bytes,
         unused=unused_options(options, config, plan),
-        cautions=weights_cautions(model, config) + parallel_cautions(plan) + transport_cautions(config, plan),
+        cautions=cautions if cluster is None else cautions + host_cautions(cluster, plan),
         replaces="" if old is None else str(old.run.path),
         stop_first=options.stop_first,
         graph=msgspec.to_builtins(graph_of(model, plan)),
@@ -175,19 +194,25 @@ def find_target(options: UpOptions, plugins: Plugins) -> Target:
         return find(str(options.config), plugins)
     target = find(options.target, plugins)
     if options.config is None:
-        return chosen_target(options, target)
+        on_hosts = any(override.key == "ray.address" for override in overrides(options))
+        return target if on_hosts else chosen_target(options, target)
     config = named_file(options.config, shipped(target.spec))
     return Target(spec=target.spec, config=config, variant=target.variant)
 
 
-def chosen_target(options: UpOptions, target: Target) -> Target:
-    """Return the target with the file that `--gpus auto:N` chooses; a file that the operator named is kept."""
+def chosen_target(options: UpOptions, target: Target, memories: Sequence[int] | None = None) -> Target:
+    """Return the target with the file that `--gpus auto:N` chooses; a file that the operator named is kept.
+
+    memories: bytes of the GPUs that are free; None: of the visible GPUs of this host.
+    """
     count = auto_count(options.gpus)
-    present = visible_gpus(gpus()) if count and options.target is not None else []
     names = (target.spec.name, *target.spec.aliases)
-    if not count or len(present) < count or split_name(options.target or "")[0] not in names:
+    if not count or options.target is None or split_name(options.target)[0] not in names or options.config is not None:
         return target
-    choice = choose(target.spec, [gpu.total for gpu in present[:count]], variant=target.variant)
+    sizes = [gpu.total for gpu in visible_gpus(gpus())] if memories is None else memories
+    if len(sizes) < count:
+        return target
+    choice = choose(target.spec, sizes[: count // (options.replicas or 1)], variant=target.variant)
     return replace(target, config=choice.best.file, why=f"{choice.best.name}: {choice.why(choice.best)}")
 
 
@@ -350,18 +375,42 @@ def check_certificate(config: ResolvedConfig) -> None:
         raise config.error(key, error.title, error.detail, error.hint) from error
 
 
-def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int, old: Replaced | None = None) -> dict[str, str]:
-    """Return the lock key of each device, for the supervisor. Raises StartError for a GPU in use or too full.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """GPUs of a plan. locks: lock key by device of this host, for the supervisor. keys: of `present` by place."""
+
+    locks: dict[str, str]
+    keys: dict[str, str]
+    present: Sequence[Gpu]
+    free_bytes: int
+
+
+def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int, old: Replaced | None = None) -> Claim:
+    """Return the GPUs of a plan on this host. Raises StartError for one that is in use or too full.
 
     old: the deployment that is replaced, whose GPUs count as free; `check_beside` compares their memory.
     """
     devices = [rank.device for rank in plan.ranks]
     if not any(device.startswith("cuda") for device in devices):
-        return {}
+        return Claim(locks={}, keys={}, present=(), free_bytes=free_bytes({}, ()))
     present = gpus()
     keys = gpu_keys(devices, present)
     held = set() if old is None else set(old.spec.gpus.values())
     check_free({device: key for device, key in keys.items() if key not in held})
     if old is None:
         check_memory(config.name, plan, keys, present, needed, gpu_processes())
-    return keys
+    return Claim(locks=keys, keys=keys, present=present, free_bytes=free_bytes(keys, present))
+
+
+def claim_on_hosts(config: ResolvedConfig, placement: HostPlacement, needed: int) -> Claim:
+    """Return the GPUs of a plan on several hosts. Raises StartError for one that is in use or too full.
+
+    Each host locks its own GPUs when the deployment starts there.
+    """
+    keys, present = placement.keys, placement.cards
+    if not keys:
+        memory = sum(host.memory_free for host in placement.used_hosts)
+        return Claim(locks={}, keys={}, present=(), free_bytes=memory)
+    check_free(placement.local_keys)
+    check_memory(config.name, placement.plan, keys, present, needed, gpu_processes() if placement.local_keys else ())
+    return Claim(locks=placement.local_keys, keys=keys, present=present, free_bytes=free_bytes(keys, present))

@@ -36,6 +36,8 @@ class Replaced:
 
         The api serves once the deployment is ready, because the old one serves until then.
         """
+        if self.spec.hosts:
+            raise several_hosts(f"{self.run.name} runs on {', '.join(host.title for host in self.spec.hosts)}")
         if options.name is not None and options.name != self.run.name:
             raise UsageError(
                 f"--name {options.name} differs from --replace {self.run.name}",
@@ -66,6 +68,15 @@ class Replaced:
             key = self.spec.gpus.get(str(rank["device"]), "")
             used[key] = used.get(key, 0) + int(rank.get("memory_used") or 0)
         return used
+
+
+def several_hosts(why: str) -> UsageError:
+    """Return the error of a replacement by or of a deployment on several hosts."""
+    return UsageError(
+        "--replace and several hosts exclude each other",
+        why,
+        "start it under another --name, move the clients, then end the old one: mstarctl down NAME",
+    )
 
 
 def find_replaced(options: UpOptions) -> Replaced | None:

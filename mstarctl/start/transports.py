@@ -24,9 +24,10 @@ def check_protocol(protocol: str, flag: str) -> str:
     return protocol.upper()
 
 
-def check_transport(config: ResolvedConfig, plan: Plan) -> None:
+def check_transport(config: ResolvedConfig, plan: Plan, address: str = LOOPBACK) -> None:
     """Raise ConfigError, with the line, for a transport that this host or its library does not support.
 
+    address: at which the ranks reach each other by default.
     A file that sets a port or a device for SHM is refused; such an option has a warning (`unused_transport`).
     """
     transport = config.transport
@@ -45,8 +46,7 @@ def check_transport(config: ResolvedConfig, plan: Plan) -> None:
     _as_config_error(config, "transport.protocol", lambda: transfer_engine())
     if transport.protocol == "RDMA":
         _as_config_error(config, _device_key(config), lambda: check_adapters(transport.device))
-        address = LOOPBACK
-    else:
+    elif transport.device is not None:
         address = _as_config_error(config, _device_key(config), lambda: own_address(transport.device))
     _check_ports(config, plan, address)
 
@@ -75,7 +75,7 @@ def _check_ports(config: ResolvedConfig, plan: Plan, address: str) -> None:
             f"{len(plan.ranks)} ranks use {first} to {last}",
             "choose another transport.port or api.port",
         )
-    for rank in plan.ranks:
+    for rank in (each for each in plan.ranks if not each.host):
         ports = window(first, rank.rank)
         if sum(bind_error(address, port) is None for port in ports) < 2:
             raise config.error(

@@ -61,11 +61,13 @@ ACTS: Final[dict[str, str]] = {
     "test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window",
     "transport.device": "tests/worker/test_peer_memory_namespaces.py::"
     "test_ranks_in_two_network_namespaces_exchange_tensors",
-    **{
-        key: "tests/config/test_hosts.py::test_the_section_is_read"
-        for key in ("ray", "ray.address", "ray.devices", "ray.network", "ray.ports")
-    },
-    "ray.spread": "tests/config/test_scaling.py::test_spread_replicas_on_gpus_go_to_the_hosts_with_the_fewest",
+    "ray": "tests/cli/life/test_up_hosts.py::test_ranks_are_placed_here_first_and_then_on_as_few_hosts_as_possible",
+    "ray.address": "tests/cli/life/test_up_hosts.py::test_"
+    "ranks_are_placed_here_first_and_then_on_as_few_hosts_as_possible",
+    "ray.devices": "tests/cli/life/test_up_hosts.py::test_listed_devices_are_used_in_their_order",
+    "ray.spread": "tests/cli/life/test_up_hosts.py::test_spread_places_replicas_on_different_hosts",
+    "ray.network": "tests/cli/life/test_up_hosts.py::test_the_network_between_the_hosts_gives_their_addresses",
+    "ray.ports": "tests/cli/life/test_up_hosts.py::test_what_the_hosts_lack_is_refused_with_their_name",
     "logs": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
     "logs.keep_starts": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
     "logs.max_bytes": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_its_size",

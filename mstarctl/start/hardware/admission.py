@@ -40,7 +40,7 @@ def admission(
     The smallest GPU sets the number. A rank whose caches hold fewer usual requests (`KVSpec.request_tokens`) beside its
     weights lowers it: more requests would only evict each other's pages. A GPU of unknown size counts as a small one.
 
-    keys: lock key by device, empty on the CPU. weights: bytes of all weights, as of `weights_on_devices`.
+    keys: lock key by `RankPlan.place`, empty on the CPU. weights: bytes of all weights, as of `weights_on_devices`.
     """
     if config.max_concurrent_requests is not None:
         return Admission(
@@ -56,9 +56,7 @@ def admission(
     share = weight_shares(model, plan)
     if not weights or not smallest or not share:
         return Admission(max_concurrent_requests=by_device, why=why)
-    held = [
-        _usual_requests(model, config, rank, memory[rank.device], weights * share[rank.rank]) for rank in plan.ranks
-    ]
+    held = [_usual_requests(model, config, rank, memory[rank.place], weights * share[rank.rank]) for rank in plan.ranks]
     fits = min((count for count in held if count is not None), default=by_device)
     if fits >= by_device:
         return Admission(max_concurrent_requests=by_device, why=why)

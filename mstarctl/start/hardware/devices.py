@@ -32,13 +32,11 @@ def choose_devices(kind: str | None, gpus: str | None, gpu_count: int, torch_ver
     """
     if kind is not None and kind not in KINDS:
         raise UsageError(f"unknown device {kind!r}", hint=did_you_mean(kind, KINDS))
-    if torch_version is None:
-        raise PluginError("torch is not installed", "workers need it", "pip install 'mstarctl[runtime]'", plugin="")
+    is_cpu_build = has_no_cuda(torch_version)
     if kind == "cpu":
         if gpus is not None:
             raise UsageError("--gpus and --device cpu exclude each other", hint="omit one of them")
         return Devices(names=("cpu",), why="as requested")
-    is_cpu_build = torch_version.endswith("+cpu")
     if kind is None and gpus is None and (gpu_count == 0 or is_cpu_build):
         why = "no GPU was found" if gpu_count == 0 else f"torch {torch_version} is built without CUDA"
         return Devices(names=("cpu",), why=why)
@@ -57,6 +55,13 @@ def choose_devices(kind: str | None, gpus: str | None, gpu_count: int, torch_ver
     return Devices(names=tuple(f"cuda:{index}" for index in chosen), why=f"{gpu_count} visible")
 
 
+def has_no_cuda(torch_version: str | None) -> bool:
+    """Return whether torch is built without CUDA. Raises PluginError if it is not installed."""
+    if torch_version is None:
+        raise PluginError("torch is not installed", "workers need it", "pip install 'mstarctl[runtime]'", plugin="")
+    return torch_version.endswith("+cpu")
+
+
 def _indices(gpus: str | None, count: int) -> tuple[int, ...]:
     if gpus is None:
         return tuple(range(count))
@@ -73,7 +78,7 @@ def _indices(gpus: str | None, count: int) -> tuple[int, ...]:
         return tuple(range(index_or_count))
     parts = [part.strip() for part in gpus.split(",")]
     if not all(part.isdigit() for part in parts):
-        raise UsageError(f"--gpus is {gpus!r}", hint="write indices such as 0,1 or auto:2")
+        raise UsageError(f"--gpus is {gpus!r}", hint="write indices such as 0,1 or auto:2; HOST:INDEX needs --ray")
     chosen = tuple(int(part) for part in parts)
     for index in chosen:
         if index >= count:

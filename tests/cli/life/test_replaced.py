@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode, StartError
+from mstar_core.config.deployment import DeploymentSpec, HostPlan
+from mstar_core.errors import ExitCode, StartError, UsageError
 from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.start import plan, replaced
 from mstarctl.start.launch import Started, wait_ready
+from mstarctl.start.options import UpOptions
 
 Cli = Callable[..., Any]
 Launch = Callable[..., Started]
@@ -35,6 +36,7 @@ def test_a_replacement_that_cannot_be_is_refused_and_the_old_one_serves_on(
         (("--replace", "fake", "--host", "0.0.0.0"), ExitCode.INVALID, "from --host"),
         (("--replace", "fake", "--name", "other"), ExitCode.USAGE, "omit --name"),
         (("--stop-first",), ExitCode.USAGE, "--stop-first needs --replace"),
+        (("--replace", "fake", "--ray", "auto"), ExitCode.USAGE, "--replace and several hosts exclude each other"),
     ):
         refused = tool(*UP, *words)
         assert (refused.code, text in refused.err) == (code, True), refused.err
@@ -52,6 +54,14 @@ def test_a_replacement_that_cannot_be_is_refused_and_the_old_one_serves_on(
     tool("drain", "--wait")
     late = tool(*UP, "--replace", "fake")
     assert (late.code, "it is draining" in late.err) == (ExitCode.UNREACHABLE, True), late.err
+
+
+def test_a_deployment_on_several_hosts_is_not_replaced(make_spec: Callable[..., DeploymentSpec]) -> None:
+    spec = make_spec(hosts=(HostPlan(name="", address="10.0.0.1", title="gpu-a"),))
+    old = replaced.Replaced(run=RunDirectory.of("fake"), spec=spec, snapshot={})
+    with pytest.raises(UsageError, match="several hosts") as raised:
+        old.taken_over(spec, UpOptions(replace="fake"))
+    assert "fake runs on gpu-a" in raised.value.detail
 
 
 @pytest.mark.parametrize(
