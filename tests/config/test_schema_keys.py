@@ -67,7 +67,7 @@ ACTS: Final[dict[str, str]] = {
     "ray.devices": "tests/cli/life/test_up_hosts.py::test_listed_devices_are_used_in_their_order",
     "ray.spread": "tests/cli/life/test_up_hosts.py::test_spread_places_replicas_on_different_hosts",
     "ray.network": "tests/cli/life/test_up_hosts.py::test_the_network_between_the_hosts_gives_their_addresses",
-    "ray.ports": "tests/cli/life/test_up_hosts.py::test_what_the_hosts_lack_is_refused_with_their_name",
+    "ray.ports": "tests/transport/test_remote.py::test_ports_come_from_the_range_and_its_end_is_an_error",
     "logs": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
     "logs.keep_starts": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
     "logs.max_bytes": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_its_size",
