@@ -237,6 +237,12 @@ def process_names(incomplete: str) -> list[str]:
 
 
 @_quiet
+def host_names(incomplete: str) -> list[str]:
+    """Complete the hosts of a deployment."""
+    return list(_parts(("hosts",)).get("hosts", {}))
+
+
+@_quiet
 def api_paths(incomplete: str) -> list[str]:
     """Complete paths of the admin socket."""
     return list(PATHS)

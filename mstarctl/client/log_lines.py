@@ -74,10 +74,12 @@ def fields_text(facts: Mapping[str, Any], apart: Collection[str] = SHOWN_APART) 
 class LogQuery:
     """Filter for log lines. level: the lowest that passes; plain text, which has no level, passes only without one.
 
-    oldest_s: seconds since the epoch; a line without a time of its own passes only without it.
+    oldest_s: seconds since the epoch; a line without a time of its own passes only without it. sources: processes that
+    pass, None for all.
     """
 
     source: str = ""
+    sources: frozenset[str] | None = None
     level: str = ""
     pattern: re.Pattern[str] | None = None
     request: str = ""
@@ -99,7 +101,7 @@ class LogQuery:
 
     def takes(self, line: LogLine) -> bool:
         """Return whether the line passes the filter."""
-        if self.source and line.source != self.source:
+        if not self.takes_source(line.source):
             return False
         if self.level and (line.level not in LEVELS or LEVELS.index(line.level) < LEVELS.index(self.level)):
             return False
@@ -108,6 +110,10 @@ class LogQuery:
         if self.request and line.facts.get("request") != self.request:
             return False
         return self.pattern is None or self.pattern.search(line.text) is not None
+
+    def takes_source(self, source: str) -> bool:
+        """Return whether lines of a process may pass."""
+        return self.source in ("", source) and (self.sources is None or source in self.sources)
 
 
 def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
@@ -118,7 +124,7 @@ def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
         raise NotFound(
             f"no process {query.source!r}", hint=did_you_mean(query.source, known), kind="process", name=query.source
         )
-    chosen = [path for path in files if query.source in ("", path.stem)]
+    chosen = [path for path in files if query.takes_source(path.stem)]
     kept = [(stamp, line) for path in chosen for stamp, line in deque(_dated(path, query), maxlen=tail)]
     return [line for _, line in sorted(kept, key=lambda pair: pair[0])][-tail:] if tail else []
 

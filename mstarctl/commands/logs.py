@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,13 @@ import typer
 
 from mstar_core.errors import NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
+from mstar_core.observe.frames import LOCAL
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import find_running, last_log_dir
 from mstarctl.client.log_lines import fields_text, parse_lines
-from mstarctl.client.reach import context_of, reached
-from mstarctl.complete import PastDeploymentName, process_names
+from mstarctl.client.reach import context_of, known_at, reached
+from mstarctl.complete import PastDeploymentName, host_names, process_names
+from mstarctl.objects.hosts import host_item
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.options import GlobalOptions
@@ -47,6 +50,15 @@ def logs(
             autocompletion=process_names,
         ),
     ] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="only processes on this host of a running deployment",
+            autocompletion=host_names,
+        ),
+    ] = "",
     level: Annotated[str, typer.Option("--level", help="this level and above: debug, info, warning, error")] = "",
     grep: Annotated[str, typer.Option("--grep", metavar="RE", help="only lines that match")] = "",
     request: Annotated[str, typer.Option("--request", metavar="ID", help="only lines of one request")] = "",
@@ -57,6 +69,8 @@ def logs(
         raise UsageError("a log line has no name", hint="use -o json or -o yaml; mstarctl events has names")
     oldest_s = time.time() - parse_duration(since, "--since") if since else 0.0
     query = LogQuery.of(source=source, level=level, grep=grep, request=request, oldest_s=oldest_s)
+    if host:
+        query = replace(query, sources=processes_on(printer.options, name, host))
     if printer.options.socket is not None or not context_of(printer.options).is_local:
         for line in remote_lines(printer.options, name, query, tail, is_following=is_following):
             show(line, printer)
@@ -69,6 +83,13 @@ def logs(
         for line in follow(run, folder, offsets):
             if query.takes(line):
                 show(line, printer)
+
+
+def processes_on(options: GlobalOptions, name: str | None, host: str) -> frozenset[str]:
+    """Return the processes on a host of a running deployment, its agent included. Raises NotFound."""
+    item = host_item(known_at(options, name), host)
+    own = {"supervisor"} if item["name"] == LOCAL else {f"agent-{item['name']}"}
+    return frozenset({*item["processes"], *own})
 
 
 def remote_lines(

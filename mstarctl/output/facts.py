@@ -9,15 +9,18 @@ from mstarctl.output.units import counted, duration_text, size_text
 
 AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
 SUBJECTS: Final = ("request", "child", "node")
+HOST: Final = "host"
+"""Subject of an event without another one."""
 
 
 def facts_text(facts: dict[str, Any]) -> str:
     """Format facts as `r-7f11 96 pages (pool full)`: the subject, `key value` pairs, the reason. Zeros are omitted."""
     if "phase" in facts and "after" in facts:
         return _phase_text(facts)
-    words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
+    subjects = [key for key in SUBJECTS if facts.get(key) not in (None, "")] or [HOST]
+    words = [str(facts[key]) for key in subjects if key in facts]
     for key, value in facts.items():
-        if key in (*SUBJECTS, "why", "cause") or value in (None, "", 0, [], {}):
+        if key in (*SUBJECTS, *subjects, "why", "cause") or value in (None, "", 0, [], {}):
             continue
         words.append(_fact(key, value))
     why = facts.get("why") or facts.get("cause")

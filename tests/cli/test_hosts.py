@@ -14,6 +14,7 @@ from mstar_core.errors import ExitCode
 from mstar_core.observe.frames import PARTS, HostStatus
 from mstarctl.client import Known
 from mstarctl.objects.deployment import deployment_lines
+from mstarctl.output.facts import facts_text
 from tests.cli.conftest import Cli, Said
 from tests.fakes.admin import HEAD, canned
 from tests.top.models import qwen
@@ -42,12 +43,12 @@ Ask = Callable[..., Said]
 def ask(cli: Cli, tmp_path: Path) -> Ask:
     """Run a command for the deployment of a simulation."""
 
-    def call(simulation: Simulation, *words: str, **parts: Any) -> Said:
+    def call(simulation: Simulation, *words: str, answers: Any = (), **parts: Any) -> Said:
         state = {**snapshot(simulation), **parts}
         head = {**HEAD, **state["deployment"]}
         path = tmp_path / "a.sock"
         path.unlink(missing_ok=True)
-        with canned(path, {"/v1/": (200, head), "/v1/snapshot": (200, state)}):
+        with canned(path, {"/v1/": (200, head), "/v1/snapshot": (200, state), **dict(answers)}):
             return cli(*words, "--socket", str(path))
 
     return call
@@ -123,3 +124,22 @@ def test_describe_deployment_tells_hosts_ranks_and_links_apart() -> None:
     assert "; from local to node-b" in several
     assert "on node-b" in several
     assert "hosts\n" not in lines(Simulation(qwen(), requests=3))
+
+
+def test_logs_of_a_host_are_those_of_its_processes(ask: Ask) -> None:
+    sources = ("api", "worker-0", "worker-1", "agent-node-b", "supervisor")
+    lines = [{"from": source, "line": f"line of {source}"} for source in sources]
+
+    def shown(host: str) -> list[str]:
+        out = ask(two_hosts(), "logs", "--host", host, answers={"/v1/logs": (200, lines)}).out
+        return [row.split("line of ")[1] for row in out.splitlines()]
+
+    assert shown("node-b") == ["worker-1", "agent-node-b"]
+    assert shown("local") == ["api", "worker-0", "supervisor"]
+    assert "did you mean 'host/node-b'?" in ask(two_hosts(), "logs", "--host", "node-c").err
+
+
+def test_an_event_of_a_host_begins_with_its_name() -> None:
+    facts = {"host": "node-b", "address": "10.0.0.2", "why": "silent for 10 s"}
+    assert facts_text(facts) == "node-b address 10.0.0.2 (silent for 10 s)"
+    assert facts_text({"child": "worker-1", "host": "node-b"}) == "worker-1 host node-b"

@@ -12,7 +12,7 @@ from mstarctl.top.data.view import View
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
-WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut")
+WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut", "waiting", "fenced")
 GOOD: Final = ("ready", "resumed", "finished")
 TEXT_LINES: Final = 3
 SHOWN: Final = 4
