@@ -15,6 +15,7 @@ from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.objects.cluster import compared_packages
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
+from mstarctl.start.hosts.versions import compared
 
 LITTLE_MEMORY: Final = 4 << 30
 PROBED_PORT: Final = 40_000
@@ -83,15 +84,10 @@ def cluster_findings(view: ClusterView, needed: Mapping[str, str], reach: Reach)
 
 def _versions(host: HostFacts, needed: Mapping[str, str]) -> Finding:
     names = [name for name in ("mstarctl", "ray", "python") if name in needed]
-    others = [name for name in names if _short(name, host.versions.get(name, "")) != _short(name, needed[name])]
+    others = [name for name in names if compared(name, host.versions.get(name, "")) != compared(name, needed[name])]
     shown = ", ".join(f"{name} {host.versions.get(name) or 'missing'}" for name in others or names)
     detail = f"{shown}; this host has {', '.join(f'{name} {needed[name]}' for name in others)}" if others else shown
     return Finding(name=f"{host.name} versions", state=FAILED if others else OK, detail=detail)
-
-
-def _short(name: str, version: str) -> str:
-    """Return the part of a version that has to be equal."""
-    return ".".join(version.split(".")[:2]) if name == "python" else version
 
 
 def _plugins(host: HostFacts, needed: Mapping[str, str]) -> Finding:

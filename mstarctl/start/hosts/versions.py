@@ -1,4 +1,4 @@
-"""Comparison of what a host of a cluster has installed with what this host has. Used by the planner of `up`."""
+"""Comparison of what a host of a cluster has installed with what this host has. Used by `up` and `doctor`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def obstacle(host: HostFacts, needed: Mapping[str, str]) -> str:
         there = host.versions.get(name, "")
         if not there:
             return f"{name} is not installed there"
-        if _compared(name, there) != _compared(name, version):
+        if compared(name, there) != compared(name, version):
             return f"it has {name} {there}, and this host has {version}"
     return ""
 
 
-def _compared(name: str, version: str) -> str:
+def compared(name: str, version: str) -> str:
+    """Return the part of a version that has to be equal on all hosts."""
     return ".".join(version.split(".")[:2]) if name in MINORS else version
 
 
@@ -32,6 +33,6 @@ def unusable(host: HostFacts, why: str, needed: Mapping[str, str]) -> StartError
     """Return the error for a named host that cannot run ranks."""
     packages = " ".join(f"{name}=={version}" for name, version in needed.items() if name not in MINORS)
     hint = f"install the same there: pip install {packages}; or use other hosts"
-    if _compared("python", host.versions.get("python", "")) != _compared("python", needed["python"]) and not host.fault:
-        hint = f"use Python {_compared('python', needed['python'])} on all hosts, or use other hosts"
+    if compared("python", host.versions.get("python", "")) != compared("python", needed["python"]) and not host.fault:
+        hint = f"use Python {compared('python', needed['python'])} on all hosts, or use other hosts"
     return StartError(f"host {host.name} cannot run ranks of this deployment", why, hint, phase="plan", code="bad_host")
