@@ -1,6 +1,8 @@
-"""Benchmark of mailboxes and the shared-memory transport between two processes. Prints one JSON object.
+"""Benchmark of mailboxes and tensor transports between two processes. Prints one JSON object.
 
-Run: python bench/transport.py [--rounds 2000] [--messages 100000] [--tensor-mib 64]
+Compares processes of one host (Unix sockets, shared memory) with those of two (TCP with CURVE, blobs), all on loopback.
+
+Run: python bench/transport.py [--rounds 2000] [--messages 100000] [--tensor-mib 64] [--blob-rounds 20]
 """
 
 from __future__ import annotations
@@ -24,12 +26,28 @@ import zmq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for a checkout that is not installed
 
 from mstar_core.errors import PeerStalled
-from mstar_core.messages.tensors import ShmTensor
-from mstar_core.transport import Courier, Mailbox, loan_of, mailbox_endpoint
+from mstar_core.messages.tensors import ShmTensor, TensorRef
+from mstar_core.transport import (
+    Courier,
+    CurveKeys,
+    Mailbox,
+    RemoteAccess,
+    loan_of,
+    mailbox_endpoint,
+    make_keys,
+    read_keys,
+    write_keys,
+)
 from mstar_core.transport.shm import TensorTransport
 
 WAIT_S = 60.0
+HOST = "127.0.0.1"
+KEYS = "curve.json"
+AWAY = "away"
+INLINE_MOST = 1 << 20
+BLOB_BYTES = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 CONTROL = b"e" + bytes(199)  # the size of a usual control message
+REMOTE_CONTROL = b"E" + CONTROL[1:]
 
 
 class Raw:
@@ -44,22 +62,42 @@ class End:
     """One process's mailbox, courier and tensors, connected to the other's."""
 
     def __init__(self, name: str, other: str, directory: Path) -> None:
+        self.name = name
         self.other = other
         self.directory = directory
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.mailbox = Mailbox(self.context, mailbox_endpoint(directory, name, 1), Raw())
-        self.courier = Courier(self.context, Raw())
-        self.tensors = TensorTransport(name, 1, directory)
+        keys = read_keys(directory / KEYS)
+        access = RemoteAccess(HOST, keys)
+        self.mailbox = Mailbox(self.context, mailbox_endpoint(directory, name, 1), Raw(), remote=access)
+        self.courier = Courier(self.context, Raw(), keys=keys)
+        self.tensors = TensorTransport(name, 1, directory, remote=access, remote_inline_bytes=-1)
+        self.tensors.deliver_in(self.mailbox)
         self.courier.connect(other, mailbox_endpoint(directory, other, 1), 1)
         self.tensors.connect(other, self.tensors.endpoint.replace(f"{name}.1.fd", f"{other}.1.fd"), 1)
+        self._meet(keys)
+
+    def _meet(self, keys: CurveKeys) -> None:
+        """Exchange the endpoints for other hosts by files, and name the other process AWAY there."""
+        mine = self.directory / f"{self.name}.endpoints"
+        mine.with_suffix(".part").write_text(f"{self.mailbox.remote_endpoint} {self.tensors.blob_endpoint}")
+        mine.with_suffix(".part").rename(mine)
+        other = self.directory / f"{self.other}.endpoints"
+        end = time.monotonic() + WAIT_S
+        while not other.exists():
+            if time.monotonic() > end:
+                raise SystemExit("the other process does not start")
+            time.sleep(0.01)
+        mailbox, blobs = other.read_text().split()
+        self.courier.connect(AWAY, mailbox, 1)
+        self.tensors.connect(AWAY, "", 1, blobs)
 
     def take(self) -> list[bytes]:
         if not self.mailbox.wait(WAIT_S):
             raise SystemExit("the other process does not respond")
         return [message for message in self.mailbox.drain() if isinstance(message, bytes)]
 
-    def ask(self, message: bytes) -> bytes:
-        self.courier.send(self.other, message)
+    def ask(self, message: bytes, to: str = "") -> bytes:
+        self.courier.send(to or self.other, message)
         while not (taken := self.take()):
             pass
         return taken[0]
@@ -72,16 +110,22 @@ class End:
 
 
 def serve(directory: Path) -> None:
-    """Run the other process. Commands: e echo, f flood, o open a tensor, s open and read it, c copy it, q quit."""
+    """Run the other process.
+
+    Commands: e echo, E echo by TCP, f flood, F flood by TCP, o open a tensor, s open and read it, c copy it, b lend a
+    blob of so many bytes, r return it, i send so many bytes inside a message by TCP, q quit.
+    """
     end = End("server", "client", directory)
+    lent: TensorRef | None = None
     while True:
         for message in end.take():
             kind, body = message[:1], message[1:]
+            to = AWAY if kind in b"EFi" else end.other
             if kind == b"q":
                 end.close()
                 return
-            if kind == b"f":
-                flood(end, int(body))
+            if kind in b"fF":
+                flood(end, int(body), to)
                 continue
             if kind in b"osc":
                 ref = msgspec.msgpack.decode(body, type=ShmTensor)
@@ -89,14 +133,21 @@ def serve(directory: Path) -> None:
                 if kind == b"s":
                     array.view(np.uint64).max()
                 message = CONTROL
-            end.courier.send(end.other, message)
+            if kind == b"b":
+                lent = end.tensors.put(np.ones(int(body), dtype=np.uint8), AWAY)
+                message = msgspec.msgpack.encode(msgspec.structs.replace(lent, owner=AWAY))
+            if kind == b"r" and isinstance(lent, ShmTensor):
+                end.tensors.release(lent.slot, lent.generation)
+            if kind == b"i":
+                message = bytes(int(body))
+            end.courier.send(to, message)
 
 
-def flood(end: End, count: int) -> None:
+def flood(end: End, count: int, to: str) -> None:
     sent = 0
     while sent < count:
         try:
-            end.courier.send(end.other, CONTROL)
+            end.courier.send(to, CONTROL)
             sent += 1
         except PeerStalled:
             end.mailbox.wait(0.001)
@@ -120,8 +171,46 @@ def microseconds(times: list[float]) -> dict[str, float]:
     }
 
 
-def measure_flood(end: End, count: int) -> dict[str, float]:
-    end.courier.send(end.other, b"f%d" % count)
+def measure_hops(end: End, rounds: int) -> dict[str, object]:
+    """Alternate round trips by both ways, so that the load of the machine is the same for them."""
+    near, far = [], []
+    for _ in range(rounds):
+        near += timed(1, lambda: end.ask(CONTROL))
+        far += timed(1, lambda: end.ask(REMOTE_CONTROL, AWAY))
+    added = (statistics.median(far) - statistics.median(near)) / 2
+    return {"ipc": microseconds(near), "tcp_curve": microseconds(far), "added_one_way_p50_us": round(added * 1e6, 1)}
+
+
+def measure_blobs(end: End, size: int, rounds: int) -> dict[str, object]:
+    """Fetch a lent tensor, and receive as many bytes inside a message."""
+    ref = msgspec.msgpack.decode(end.ask(b"b%d" % size), type=ShmTensor)
+
+    def fetch() -> None:
+        fetched = end.tensors.fetch(ref)
+        while not fetched.is_done:
+            end.mailbox.wait(WAIT_S)
+            end.mailbox.drain()
+        if fetched.result().nbytes != size:
+            raise SystemExit("a fetched tensor has another size")
+
+    fetch()
+    fetches: list[float] = []
+    inline: list[float] = []
+    for _ in range(max(5, min(rounds, BLOB_BYTES[-1] // size))):
+        fetches += timed(1, fetch)
+        if size <= INLINE_MOST:
+            inline += timed(1, lambda: end.ask(b"i%d" % size, AWAY))
+    results: dict[str, object] = {"size_bytes": size, "fetch": microseconds(fetches)}
+    results["fetch_mb_per_s"] = round(size / statistics.median(fetches) / 1e6)
+    results["fetch_best_mb_per_s"] = round(size / min(fetches) / 1e6)
+    if inline:
+        results["inline_round_trip"] = microseconds(inline)
+    end.ask(b"r")
+    return results
+
+
+def measure_flood(end: End, count: int, kind: bytes) -> dict[str, float]:
+    end.courier.send(end.other, kind + b"%d" % count)
     received, begin = 0, 0.0
     while received < count:
         received += len(end.take())
@@ -176,6 +265,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--tensor-mib", type=int, default=64)
+    parser.add_argument("--blob-rounds", type=int, default=20)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
@@ -183,13 +273,17 @@ def main() -> None:
         return
     result: dict[str, object] = {"environment": environment(arguments)}
     with tempfile.TemporaryDirectory(prefix="mstar-") as folder:
+        write_keys(Path(folder) / KEYS, make_keys())
         server = subprocess.Popen([sys.executable, __file__, "--serve", folder])
         end = End("client", "server", Path(folder))
         try:
             end.ask(CONTROL)
-            result["round_trip_200_bytes"] = microseconds(timed(arguments.rounds, lambda: end.ask(CONTROL)))
-            result["one_way_200_bytes"] = measure_flood(end, arguments.messages)
+            end.ask(REMOTE_CONTROL, AWAY)
+            result["round_trip_200_bytes"] = measure_hops(end, arguments.rounds)
+            result["one_way_200_bytes"] = measure_flood(end, arguments.messages, b"f")
+            result["one_way_200_bytes_tcp_curve"] = measure_flood(end, arguments.messages, b"F")
             result["tensor"] = measure_tensors(end, arguments.tensor_mib << 20, 20)
+            result["blobs"] = [measure_blobs(end, size, arguments.blob_rounds) for size in BLOB_BYTES]
             end.courier.send("server", b"q")
             server.wait(WAIT_S)
         finally:

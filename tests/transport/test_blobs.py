@@ -26,6 +26,7 @@ from mstar_core.messages.tensors import InlineTensor, ShmTensor
 from mstar_core.transport import CurveKeys, Fetch, Mailbox, RemoteAccess, TensorTransport, mailbox_endpoint
 from mstar_core.transport.blobs import transfers
 from mstar_core.transport.blobs.pieces import PIECE_BYTES, WINDOW, Piece
+from mstar_core.transport.blobs.server import BlobServer
 from mstar_core.transport.curve import connect_curve, make_keys, serve_curve, write_keys
 from mstar_core.transport.zap import Authenticator
 from tests.transport.relay import Relay
@@ -198,14 +199,21 @@ def test_a_loan_that_ended_before_or_during_the_fetch_is_an_error(relayed, owner
 
 def test_a_loan_that_ends_while_a_piece_is_copied_is_an_error(owner, reader, monkeypatch):
     _, ref = lend(owner, 1000)
-    make_frame = zmq.Frame
 
-    def release_and_copy(*arguments, **options) -> zmq.Frame:
-        owner.release(ref.slot, ref.generation)
-        return make_frame(*arguments, **options)
+    class ReleasingFrame(zmq.Frame):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            owner.release(ref.slot, ref.generation)
 
-    monkeypatch.setattr(zmq, "Frame", release_and_copy)
+    monkeypatch.setattr(zmq, "Frame", ReleasingFrame)
     with pytest.raises(TransportError, match="loan of a tensor ended"):
+        fetched(reader, ref)
+
+
+def test_a_piece_that_cannot_be_read_fails_its_tensor(owner, reader, monkeypatch, caplog):
+    _, ref = lend(owner, 1000)
+    monkeypatch.setattr(BlobServer, "_is_lent", None)  # raises TypeError
+    with pytest.raises(TransportError, match="could not be read by its owner"):
         fetched(reader, ref)
 
 
@@ -404,7 +412,7 @@ ANSWERS: dict[str, Callable[[bytes], list[bytes]]] = {
     "short": lambda request: [request, b"short"],
     "long": lambda request: [request, bytes(2 * PIECE_BYTES)],
     "no elements": lambda request: [request],
-    "reason that is no text": lambda request: [request, b"", b"\xff\xfe"],
+    "reason in other bytes": lambda request: [request, b"", b"\xff\xfe"],
     "many frames": lambda request: [request, bytes(PIECE_BYTES), b"why", b"and"],
 }
 
@@ -433,9 +441,30 @@ def test_answers_to_no_request_are_ignored(open_end, keys, owner, monkeypatch):
 
 def test_handles_that_contradict_themselves_fail(owner, reader):
     _, ref = lend(owner, MIB)
-    for changed in ({"shape": (5,)}, {"shape": (-1,)}, {"dtype": "pickle"}, {"generation": 5}):
+    huge = {"shape": (1 << 62,), "size_bytes": 1 << 62}
+    outside = ({"offset": -1}, {"offset": 1 << 70}, {"slot": -1}, {"slot": 1 << 32})
+    for changed in ({"shape": (5,)}, {"shape": (-1,)}, {"dtype": "pickle"}, {"generation": 5}, huge, *outside):
         with pytest.raises(TransportError):
             fetched(reader, ShmTensor(**{**msgspec.structs.asdict(ref), **changed}))
+
+
+def test_an_unforeseen_error_fails_what_is_fetched_and_nothing_later(owner, reader, monkeypatch, caplog):
+    array, ref = lend(owner, MIB)
+
+    receive = transfers.Transfers.receive
+
+    def fail(self: transfers.Transfers) -> None:
+        if not self.is_busy:
+            return receive(self)
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    fetched(reader, ref)
+    monkeypatch.setattr(transfers.Transfers, "receive", fail)
+    with pytest.raises(TransportError, match="fetching failed"):
+        fetched(reader, ref)
+    assert "a bug" in caplog.text
+    np.testing.assert_array_equal(fetched(reader, ref), array)
 
 
 def test_reading_before_fetching_is_an_error_and_only_such_tensors_are_remote(owner, reader):

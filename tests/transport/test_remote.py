@@ -25,6 +25,15 @@ WAIT_S = 60.0
 HOST = "127.0.0.1"
 
 
+def has_ipv6() -> bool:
+    """Return whether sockets of IPv6 can be bound here."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def take(mailbox: Mailbox, count: int) -> list[bytes | Malformed]:
     """Drain until `count` messages came."""
     taken: list[bytes | Malformed] = []
@@ -139,6 +148,16 @@ def test_a_mailbox_may_have_only_the_socket_for_other_hosts(context, away, codec
         assert take(mailbox, 1) == [b"welcome"]
         assert mailbox.endpoint == ""
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+def test_an_address_may_be_ipv6(context, away, codec, keys):
+    access = RemoteAccess("::1", keys)
+    with Mailbox(context, "", codec, remote=access) as mailbox, Courier(away, codec, keys=keys) as courier:
+        assert mailbox.remote_endpoint.startswith("tcp://[::1]:")
+        courier.connect("agent", mailbox.remote_endpoint, 1)
+        courier.send("agent", b"welcome")
+        assert take(mailbox, 1) == [b"welcome"]
 
 
 def test_an_agent_has_keys_of_its_own_and_accepts_its_owner(context, away, codec, keys):

@@ -178,7 +178,14 @@ class BlobClient(Closing):
         return commands
 
     def _run(self) -> None:
-        _Receiver(self._keys, self._commands_fd, self._take_commands, self._put_outcome).run()
+        receiver = _Receiver(self._keys, self._commands_fd, self._take_commands, self._put_outcome)
+        while receiver.is_running:
+            try:
+                receiver.run()
+            except Exception:  # isolation boundary: what is fetched now
+                log.exception("tensors of other hosts were not fetched")
+                receiver.fail_all()
+        receiver.close()
 
 
 class _Receiver:
@@ -192,32 +199,38 @@ class _Receiver:
         ended: Callable[[int, Array | TransportError], None],
     ) -> None:
         self._keys = keys
-        self._commands_fd = commands_fd
         self._take_commands = take_commands
         self._ended = ended
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._owners: dict[str, Transfers] = {}
         self._poller = zmq.Poller()
-        self._is_running = True
+        self._poller.register(commands_fd, zmq.POLLIN)
+        self.is_running = True
 
     def run(self) -> None:
         """Receive until `stop`."""
-        self._poller.register(self._commands_fd, zmq.POLLIN)
         seen = time.monotonic()
-        while self._is_running:
+        while self.is_running:
             is_busy = any(each.is_busy for each in self._owners.values())
             self._poller.poll(LOOK_MS if is_busy else None)
             for each in self._owners.values():
                 each.receive()
             now = time.monotonic()
-            # Time in which this process did not run is no silence of an owner.
+            # Time in which this process did not run does not count as silence of an owner.
             self._pass(min(now - seen, 2 * LOOK_MS / 1000) if is_busy else 0.0)
             seen = now
             for command in self._take_commands():
                 command(self)
+
+    def fail_all(self) -> None:
+        """Fail all fetches and drop all connections."""
+        for owner in list(self._owners):
+            self._drop(owner, "a tensor of another host does not arrive", "fetching failed")
+
+    def close(self) -> None:
         for each in self._owners.values():
             each.close()
-        self._context.destroy(linger=0)
+        self._context.term()
 
     def start(self, owner: OwnerAddress, number: int, ref: ShmTensor) -> None:
         transfers = self._owners.get(owner.name)
@@ -236,14 +249,17 @@ class _Receiver:
             each.cancel(number)
 
     def forget(self, owner: str) -> None:
-        transfers = self._owners.pop(owner, None)
-        if transfers is not None:
-            self._poller.unregister(transfers.socket)
-            transfers.fail("the owner of a tensor is gone", "it ended")
-            transfers.close()
+        if owner in self._owners:
+            self._drop(owner, "the owner of a tensor is gone", "it ended")
 
     def stop(self) -> None:
-        self._is_running = False
+        self.is_running = False
+
+    def _drop(self, owner: str, title: str, detail: str) -> None:
+        transfers = self._owners.pop(owner)
+        self._poller.unregister(transfers.socket)
+        transfers.fail(title, detail)
+        transfers.close()
 
     def _pass(self, seconds: float) -> None:
         for each in self._owners.values():

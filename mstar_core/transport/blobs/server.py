@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 ENDED = b"the loan of a tensor ended before it was read"
 OUTSIDE = b"a tensor handle points outside its owner's memory"
+FAILED = b"a tensor could not be read by its owner"
 
 
 class BlobServer(Closing):
@@ -78,6 +79,7 @@ class BlobServer(Closing):
             raise
         except Exception:  # isolation boundary: one request
             log.exception("a piece of a tensor was not sent")
+            self._socket.send_multipart([reader, request, b"", FAILED])
 
     def _send(self, reader: bytes, request: bytes, piece: Piece) -> None:
         end = piece.offset + piece.size_bytes

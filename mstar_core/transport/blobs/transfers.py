@@ -46,11 +46,13 @@ class Transfer:
     def __init__(self, number: int, ref: ShmTensor) -> None:
         """Raises TransportError for a handle that contradicts itself or a tensor without room."""
         check_size(ref.dtype, ref.shape, ref.size_bytes)
+        if min(ref.offset, ref.slot) < 0 or ref.slot >= 1 << 32 or ref.offset + ref.size_bytes >= 1 << 63:
+            raise TransportError("a tensor handle points outside its owner's memory", str(ref), peer=ref.owner)
         self.number = number
         self._ref = ref
         try:
             self.array: Array = np.empty(ref.shape, storage(ref.dtype))
-        except MemoryError as error:
+        except (MemoryError, ValueError) as error:  # ValueError: more than an address space
             raise TransportError(
                 "no memory for a tensor of another host", f"{ref.size_bytes} bytes", peer=ref.owner
             ) from error
