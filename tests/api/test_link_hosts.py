@@ -53,19 +53,6 @@ async def test_outputs_of_any_size_come_whole_and_in_order_and_their_loans_end()
         await api.clean()
 
 
-async def test_any_number_of_small_outputs_waits_for_one_that_is_fetched() -> None:
-    def answer(fake: FakeDeployment, request: NewRequest) -> None:
-        fake.audio(request.handle, LARGE, value=1)
-        for _ in range(1500):
-            fake.audio(request.handle, 1, value=2)
-        fake.finish(request.handle)
-
-    async with apart(answer) as api:
-        heard = pcm(await api.client.post("/generate", data=FORM))
-        assert heard == bytes([1, 0]) * LARGE + bytes([2, 0]) * 1500
-        await api.clean()
-
-
 async def test_the_death_of_the_worker_during_a_fetch_sends_the_request_again() -> None:
     async with apart() as api:
         asking = asyncio.create_task(api.client.post("/generate", data=FORM))
@@ -118,15 +105,16 @@ async def test_states_of_loops_are_kept_and_an_older_one_replaces_no_newer_one()
     async with apart() as api:
         asking = asyncio.create_task(api.client.post("/generate", data=FORM))
         request = await api.fake.next_request()
-        api.fake.save(request.handle, "LLM:0/denoise", 10, latents=state, step=np.zeros(2, dtype=np.float32))
-        api.fake.save(request.handle, "LLM:0/denoise", 5, step=np.ones(1, dtype=np.float32))
+        api.fake.save(request.handle, "LLM:0/denoise", 5, latents=state, step=np.zeros(2, dtype=np.float32))
+        api.fake.save(request.handle, "LLM:0/denoise", 10, step=np.ones(1, dtype=np.float32))  # needs no fetch
+        api.fake.save(request.handle, "LLM:1/denoise", 5, latents=state)
         await api.fake.until(lambda: api.fake.live_loans == 0)
         api.fake.lose(request.handle)
         again = await api.fake.next_request(2)
         assert again.resume is not None
-        saved = again.resume.saved["LLM:0/denoise"]
-        latents = saved.values["latents"]
-        assert saved.iteration == 10 and isinstance(latents, InlineTensor)
+        saved = again.resume.saved
+        latents = saved["LLM:1/denoise"].values["latents"]
+        assert saved["LLM:0/denoise"].iteration == 10 and isinstance(latents, InlineTensor)
         assert np.array_equal(inline_array(latents), state)
         api.fake.fail(again.handle)
         await asking

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.api.output.queue import OutputQueue
+from mstar_core.api.output.queue import MOST_EARLY, OutputQueue
 from mstar_core.api.output.spool import Spool
 from mstar_core.api.output.units import OutputItem
 from mstar_core.errors import EngineError, MstarError, WorkerLost
@@ -137,3 +137,20 @@ async def test_an_end_that_comes_before_its_outputs_is_no_silence(tmp_path: Path
     output_queue.put("worker-0", 0, item(0))
     assert len(await taking) == 1
     output_queue.close()
+
+
+@pytest.mark.parametrize("is_fetched", [True, False])
+async def test_any_number_of_outputs_waits_for_one_that_is_fetched_and_few_for_a_lost_one(is_fetched: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        output_queue = OutputQueue(Spool(Path(folder) / "spool"))
+        if is_fetched:
+            output_queue.expect("worker-0", 0)
+        for number in range(1, MOST_EARLY + 10):
+            output_queue.put("worker-0", number, item(number))
+        if is_fetched:
+            output_queue.put("worker-0", 0, item(0))
+            assert await drain(output_queue) == list(range(MOST_EARLY + 10))
+        else:
+            with pytest.raises(EngineError, match="an output was lost"):
+                await output_queue.take(0)
+        await close(output_queue)
