@@ -89,11 +89,11 @@ def test_messages_between_hosts_go_by_tcp(pair: tuple[Child, Child]) -> None:
     assert near.life.remote_endpoint.startswith("tcp://127.0.0.1:")
     for number in range(3):
         assert near.sockets.courier.send("worker-0", CloseRequest(handle=number))
-    received: list[int] = []
+    received: list[object] = []
     while len(received) < 3:
         assert far.mailbox.wait(WAIT_S)
-        received += [each.body.handle for each in far.mailbox.drain() if isinstance(each, Envelope)]
-    assert received == [0, 1, 2]
+        received += [each.body for each in far.mailbox.drain() if isinstance(each, Envelope)]
+    assert received == [CloseRequest(handle=number) for number in range(3)]
 
 
 def test_tensors_between_hosts_are_fetched_and_the_end_wakes_the_mailbox(pair: tuple[Child, Child]) -> None:
