@@ -40,7 +40,7 @@ def note_fatal(error: BaseException, name: str, incarnation: int, run_dir: Path,
     record = {**fatal_record(error, name, incarnation), "phase": phase}
     log.critical("%s", record["message"], extra={"facts": {key: record[key] for key in ("class", "hint", "where")}})
     with suppress(OSError):
-        write_fatal(run_dir / "children" / f"{name}.fatal.json", record)
+        write_fatal(fatal_path(run_dir, name), record)
 
 
 def fatal_record(error: BaseException, name: str, incarnation: int) -> dict[str, Any]:
@@ -69,11 +69,24 @@ def fatal_record(error: BaseException, name: str, incarnation: int) -> dict[str,
     }
 
 
+def fatal_path(run_dir: Path, name: str) -> Path:
+    """Return the file of a process's fatal record."""
+    return run_dir / "children" / f"{name}.fatal.json"
+
+
+def read_fatal(path: Path, pid: int | None) -> dict[str, Any] | None:
+    """Return the record that the process with this id wrote, None without one."""
+    with suppress(OSError, ValueError):
+        record = json.loads(path.read_bytes())
+        if isinstance(record, dict) and record.get("pid") == pid:
+            return record
+    return None
+
+
 def write_fatal(path: Path, record: dict[str, Any]) -> None:
     """Write `record` atomically. An existing record of the same process stays, because it holds the first cause."""
-    with suppress(OSError, ValueError):
-        if json.loads(path.read_bytes()).get("pid") == record["pid"]:
-            return
+    if read_fatal(path, record["pid"]) is not None:
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(path, json.dumps(record, indent=1).encode())
 

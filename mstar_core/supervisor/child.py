@@ -1,37 +1,29 @@
-"""Child processes of the supervisor: kinds, spawn, log pump, signals, start-up progress."""
+"""Child processes of the supervisor: kinds, spawn, signals, start-up progress."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
-from mstar_core.host.cache_dir import TRITON_CACHE, triton_cache
-from mstar_core.host.leftovers import ENTRY
 from mstar_core.host.private_files import write_private
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
 from mstar_core.messages.names import follower_name, worker_name
-from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
-
-DRAIN_LOG_S = 1.0
-"""Time to read the rest of a dead child's output."""
+from mstar_core.supervisor.log_file import LogFile
+from mstar_core.supervisor.spawner import ChildProcess, Spawner
 
 NO_FDS: Final[Mapping[str, int]] = MappingProxyType({})
-PARENT_PATH = os.pathsep.join(p for p in sys.path if p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildKind:
-    """The program of a child. name: of its mailbox; module: run with `python -m`.
+    """The program of a child. name: of its mailbox; module: run with `python -m`; host: empty for the supervisor's.
 
     has_standby: whether a standby process may take its place, see `supervisor/standby.py`.
     """
@@ -40,53 +32,7 @@ class ChildKind:
     module: str
     arguments: tuple[str, ...] = ()
     has_standby: bool = False
-
-
-class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
-    """Reports the exit at once. asyncio's own wait also waits for other processes that hold the output pipe open."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(limit=LINE_LIMIT, loop=loop)
-        self.exited = asyncio.Event()
-
-    def process_exited(self) -> None:
-        super().process_exited()
-        self.exited.set()
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A process that was created, and the event of its exit."""
-
-    process: asyncio.subprocess.Process
-    exited: asyncio.Event
-
-
-async def start_process(
-    spec: DeploymentSpec,
-    module: str,
-    arguments: Sequence[str],
-    stdin: int = asyncio.subprocess.DEVNULL,
-    inherited: tuple[int, ...] = (),
-) -> Started:
-    """Start a module as a child of this process, in a group of its own. Raises OSError if no process can be created."""
-    loop = asyncio.get_running_loop()
-    transport, protocol = await loop.subprocess_exec(
-        lambda: ChildProtocol(loop),
-        *(sys.executable, "-m", ENTRY, str(os.getpid()), module, *arguments),
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-        pass_fds=inherited,
-        env=child_environment(spec),
-        cwd="/",
-    )
-    return Started(asyncio.subprocess.Process(transport, protocol, loop), protocol.exited)
-
-
-Take = Callable[[str, Sequence[str]], Awaitable[Started | None]]
-"""Takes a standby process: (module, arguments) -> the process that becomes that child, None without one."""
+    host: str = ""
 
 
 @dataclass(slots=True)
@@ -101,11 +47,12 @@ class Child:
     kind: ChildKind
     log: LogFile
     incarnation: int = 0
-    process: asyncio.subprocess.Process | None = None
-    exited: asyncio.Event = field(default_factory=asyncio.Event)
+    process: ChildProcess | None = None
     state: str = "ended"
     endpoint: str = ""
     fd_endpoint: str = ""
+    remote_endpoint: str = ""
+    blob_endpoint: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     phase: str = ""
     phase_done: int = 0
@@ -133,6 +80,11 @@ class Child:
         return self.kind.name
 
     @property
+    def host(self) -> str:
+        """Name of its host, empty for the supervisor's."""
+        return self.kind.host
+
+    @property
     def pid(self) -> int | None:
         return self.process.pid if self.process is not None else None
 
@@ -140,18 +92,18 @@ class Child:
     def is_running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def spawn(
-        self,
-        spec: DeploymentSpec,
-        run: RunDirectory,
-        supervisor: str,
-        inherited: Mapping[str, int] = NO_FDS,
-        take: Take | None = None,
-    ) -> bool:
-        """Start the next incarnation. Returns whether a standby process became it. Raises OSError without a process.
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its process is stopped by a signal or a debugger."""
+        return self.process is not None and self.process.is_suspended()
 
-        inherited: descriptors by the name of the option that tells the child their numbers. take: takes the standby
-        process, which inherits none; None: a new process is created.
+    async def spawn(
+        self, spawner: Spawner, inherited: Mapping[str, int] = NO_FDS, *, takes_standby: bool = False
+    ) -> None:
+        """Start the next incarnation. Raises OSError or MstarError if there is no process.
+
+        inherited: descriptors by the name of the option that tells the child their numbers. takes_standby: whether a
+        standby process may become it.
         """
         self.incarnation += 1
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
@@ -159,34 +111,27 @@ class Child:
         self.phases_s, self.hung = {}, ""
         self.last_steps, self.has_long_step = -1, False
         self.stuck_s = self.computed_s = self.last_computed = 0.0
-        (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
         options = (text for name, fd in inherited.items() for text in (f"--{name}", str(fd)))
-        identity = ("--incarnation", str(self.incarnation), "--supervisor", supervisor)
-        arguments = (str(run.spec), *identity, *self.kind.arguments, *options)
-        taken = await take(self.kind.module, arguments) if take is not None else None
-        started = taken or await start_process(spec, self.kind.module, arguments, inherited=tuple(inherited.values()))
-        self.process, self.exited = started.process, started.exited
-        return taken is not None
+        identity = ("--incarnation", str(self.incarnation), "--supervisor", spawner.endpoint)
+        arguments = (*identity, *self.kind.arguments, *options)
+        fds = tuple(inherited.values())
+        self.process = await spawner.start(
+            self.name, self.kind.module, arguments, inherited=fds, takes_standby=takes_standby
+        )
 
     async def watch(self) -> int:
         """Pump the output; return the exit status (negative: signal) once the child and its group have ended."""
-        process = self.process
-        if process is None or process.stdout is None:
-            return 0
-        pumping = asyncio.ensure_future(pump(process.stdout, self.log))
-        try:
-            await self.exited.wait()
-            self.signal(signal.SIGKILL)  # grandchildren are useless without it, and hold the pipe open
-            await asyncio.wait((pumping,), timeout=DRAIN_LOG_S)
-        finally:
-            pumping.cancel()
-        return process.returncode or 0
+        return 0 if self.process is None else await self.process.watch(self.log.write)
+
+    async def wait_exit(self) -> None:
+        """Wait for the end of the process."""
+        if self.process is not None:
+            await self.process.exited.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole process group, if it still exists."""
         if self.process is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
+            self.process.signal(number)
 
     def extend_deadlines(self, seconds: float) -> None:
         """Exclude these seconds from the limits on silence, progress and steps."""
@@ -216,24 +161,6 @@ class Child:
         return took
 
 
-def child_environment(spec: DeploymentSpec) -> dict[str, str]:
-    """Return the environment of children: one compute thread each, our modules on the path, unbuffered output.
-
-    Triton caches compiled kernels in the deployment's cache folder, unless TRITON_CACHE_DIR names another.
-    """
-    on_cpu = all(r.device == "cpu" for r in spec.plan.ranks)
-    kernels = {} if on_cpu else {TRITON_CACHE: str(triton_cache(spec.cache_dir))}
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",  # further threads spin between the small copies of a GPU worker, on up to 11 cores
-        "MKL_NUM_THREADS": "1",
-        **kernels,
-        "PYTHONPATH": PARENT_PATH,
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
 FETCH: Final = ChildKind(name="weights", module="mstar_core.weights.fetch")
 FETCHED: Final = "weights.folder"
 """File in the run directory to which the fetching child writes the weights folder."""
@@ -248,7 +175,7 @@ def standby_kind(spec: DeploymentSpec) -> ChildKind | None:
 
     A tensor-parallel group restarts as a whole, for which one process is not enough.
     """
-    alone = [rank for rank in spec.plan.ranks if spec.plan.group_of(rank.rank) is None]
+    alone = [rank for rank in spec.plan.ranks if not rank.host and spec.plan.group_of(rank.rank) is None]
     has_gpu = any(rank.device != "cpu" for rank in alone)
     return STANDBY if alone and (has_gpu if spec.standby is None else spec.standby) else None
 
@@ -291,13 +218,19 @@ def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
             name=worker_name(r.rank),
             module="mstar_core.worker",
             arguments=("--rank", str(r.rank)),
-            has_standby=spec.plan.group_of(r.rank) is None,
+            has_standby=spec.plan.group_of(r.rank) is None and not r.host,
+            host=r.host,
         )
         for r in spec.plan.ranks
         if r.nodes
     ]
     workers += [
-        ChildKind(name=follower_name(r.rank), module="mstar_core.worker.follower", arguments=("--rank", str(r.rank)))
+        ChildKind(
+            name=follower_name(r.rank),
+            module="mstar_core.worker.follower",
+            arguments=("--rank", str(r.rank)),
+            host=r.host,
+        )
         for r in spec.plan.ranks
         if r.follows
     ]

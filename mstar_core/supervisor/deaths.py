@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from mstar_core.errors import ExitCode, MstarError, StartError
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.process.failures import write_fatal
+from mstar_core.process.failures import fatal_path, write_fatal
 from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.log_file import LogFile
 
@@ -38,12 +38,10 @@ class Circumstances:
 
 def death_record(child: Child, run: RunDirectory, status: int, known: Circumstances) -> dict[str, Any]:
     """Return why a child ended. If the child wrote no `fatal.json`, the record is written there."""
-    path = run.children / f"{child.name}.fatal.json"
-    with suppress(OSError, ValueError):
-        record = json.loads(path.read_text())
-        if isinstance(record, dict) and record.get("pid") == child.pid:
-            # The record's phase wins: the last message of a dying process may not have arrived.
-            return {**record, "status": status, "phase": record.get("phase") or child.phase, "log": str(child.log.path)}
+    written = child.process.fatal() if child.process is not None else None
+    if written is not None:
+        # The record's phase wins: the last message of a dying process may not have arrived.
+        return {**written, "status": status, "phase": written.get("phase") or child.phase, "log": str(child.log.path)}
     memory = "" if known.resident_bytes is None else f"resident memory {known.resident_bytes / MIB:,.0f} MiB"
     last_line = "" if child.hung else _last_line(child.log, time.monotonic())  # the last lines are its stacks
     record = {
@@ -65,7 +63,7 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
         "log": str(child.log.path),
     }
     with suppress(OSError):  # on a full disk the supervisor's own record still has the cause
-        write_fatal(path, record)
+        write_fatal(fatal_path(run.path, child.name), record)
     return record
 
 

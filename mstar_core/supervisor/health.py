@@ -13,7 +13,6 @@ from mstar_core.config.deployment import Plan
 from mstar_core.messages.names import CONDUCTOR, process_rank, rank_of
 from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.telemetry.host_stats import is_suspended, main_thread_s
 
 COMPUTES_S: Final = 0.1
 """CPU seconds of its main thread that show that a process computes. One that waits uses none."""
@@ -75,7 +74,6 @@ class Watchdog:
     stall_s, hang_s: seconds without progress, without a sign of life or a step. step_limit_s: seconds of one
     computation. is_cpu_rank: whether a rank computes on the CPU. is_starting: whether a stall now fails the deployment.
     fail: called with the record of that failure. group_of: the tensor-parallel group of a child, empty without one.
-    cpu_of: CPU seconds of a process's main thread.
     """
 
     children: Mapping[str, Child]
@@ -88,7 +86,6 @@ class Watchdog:
     is_starting: Callable[[], bool]
     fail: Callable[[dict[str, Any]], None]
     group_of: Callable[[Child], Sequence[Child]] = lambda child: ()
-    cpu_of: Callable[[int | None], float | None] = main_thread_s
 
     async def watch(self) -> NoReturn:
         """Check all children forever."""
@@ -125,7 +122,7 @@ class Watchdog:
         for child in self.children.values():
             if child.state != "ready" or not self.is_cpu_rank(process_rank(child.name)):
                 continue
-            used_s = self.cpu_of(child.pid)
+            used_s = child.process.computed_s() if child.process is not None else None
             if used_s is not None and used_s - child.computed_s >= COMPUTES_S:
                 child.computed_s, child.last_computed = used_s, now
 
@@ -145,7 +142,7 @@ class Watchdog:
         if why is None:
             self._note_long_step(child, now)
             return
-        culprit = next((member for member in (child, *group) if is_suspended(member.pid)), child)
+        culprit = next((member for member in (child, *group) if member.is_suspended), child)
         if culprit is not child:
             why = f"its process is suspended, and {child.name} waits for it: {why}"
         culprit.hung = why

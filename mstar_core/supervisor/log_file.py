@@ -16,7 +16,6 @@ from typing import Final
 from mstar_core.config.resolved import KEEP_LOGS, LogConfig
 from mstar_core.observe.request_log import RequestLog, RequestRecord
 
-LINE_LIMIT: Final = 1 << 20
 TAIL_LINES: Final = 200
 
 log = logging.getLogger(__name__)
@@ -103,20 +102,6 @@ class LogStream:
 
     def flush(self) -> None:
         """Do nothing: lines are not buffered."""
-
-
-async def pump(reader: asyncio.StreamReader, into: LogFile) -> None:
-    """Copy a child's output into its log until the child ends. Lines over the limit are split."""
-    while True:
-        try:
-            line = await reader.readuntil(b"\n")
-        except asyncio.IncompleteReadError as end:
-            if end.partial:
-                into.write(end.partial)
-            return
-        except asyncio.LimitOverrunError as long:
-            line = await reader.readexactly(min(long.consumed or LINE_LIMIT, LINE_LIMIT))
-        into.write(line)
 
 
 STATS_FILE: Final = "stats.ndjson"

@@ -7,7 +7,6 @@ next incarnation. Without a standby process that is ready, the child is started 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import time
@@ -20,10 +19,11 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.process.spawn import LocalProcess, child_environment, pump, start_process
 from mstar_core.process.standby import Answer, Identity, Preloaded, Taken, encode
-from mstar_core.supervisor.child import ChildKind, Pace, Started, child_environment, start_process
+from mstar_core.supervisor.child import ChildKind, Pace
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.log_file import LogFile, pump
+from mstar_core.supervisor.log_file import LogFile
 
 TAKEN_S: Final = 1.0
 """Longest wait for the answer of a standby process. It waits for this message only, so it answers at once."""
@@ -48,22 +48,22 @@ class Standby:
         self._run = run
         self._events = events
         self._pace = pace
-        self._process: Started | None = None
+        self._process: LocalProcess | None = None
         self._environment: dict[str, str] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.StreamReader | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._killed: list[Started] = []
+        self._killed: list[LocalProcess] = []
         self._failures = 0
 
     @property
     def pid(self) -> int | None:
         """Its pid while it runs."""
-        return self._process.process.pid if self._process is not None and self._is_running else None
+        return self._process.pid if self._process is not None and self._is_running else None
 
     @property
     def _is_running(self) -> bool:
-        return self._process is not None and self._process.process.returncode is None
+        return self._process is not None and self._process.returncode is None
 
     async def keep(self, spec: Callable[[], DeploymentSpec], is_calm: Callable[[], bool]) -> NoReturn:
         """Keep a standby process while the deployment is calm: ready, so that no child competes for the CPU.
@@ -83,7 +83,7 @@ class Standby:
             if self.kind is not None and self._process is None and is_due and is_calm():
                 await self._start(self.kind, spec())
 
-    async def take(self, spec: DeploymentSpec, module: str, arguments: Sequence[str]) -> Started | None:
+    async def take(self, spec: DeploymentSpec, module: str, arguments: Sequence[str]) -> LocalProcess | None:
         """Have the standby process become a child. Returns it, or None if a new process must be started.
 
         A process that still imports is ended: it would compete with the child. So is one with another environment,
@@ -106,9 +106,10 @@ class Standby:
         finally:
             writer.close()
         if isinstance(answer, Taken):
+            process.was_standby = True
             return process
         self._kill(process)
-        self._events.add("standby.ended", pid=process.process.pid, why="it did not take the place of a child")
+        self._events.add("standby.ended", pid=process.pid, why="it did not take the place of a child")
         return None
 
     def end(self) -> None:
@@ -144,25 +145,24 @@ class Standby:
             return
         self._process = process
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        assert process.process.stdout is not None
         self._tasks = [
-            asyncio.ensure_future(pump(process.process.stdout, self._logs[kind.name])),
+            asyncio.ensure_future(pump(process.output, self._logs[kind.name].write)),
             asyncio.ensure_future(self._await_ready(process, self._reader)),
         ]
-        self._events.add("standby.spawned", pid=process.process.pid)
+        self._events.add("standby.spawned", pid=process.pid)
 
-    async def _await_ready(self, process: Started, reader: asyncio.StreamReader) -> None:
+    async def _await_ready(self, process: LocalProcess, reader: asyncio.StreamReader) -> None:
         began = time.monotonic()
         with suppress(OSError, msgspec.DecodeError):
             if isinstance(_decode(await reader.readline()), Preloaded) and self._process is process:
                 self.is_ready, self._failures = True, 0
                 after_s = round(time.monotonic() - began, 2)
-                self._events.add("standby.ready", pid=process.process.pid, after_s=after_s)
+                self._events.add("standby.ready", pid=process.pid, after_s=after_s)
 
     def _note_end(self) -> None:
         assert self._process is not None
         self._failures += not self.is_ready
-        process, writer = self._process.process, self._writer
+        process, writer = self._process, self._writer
         self._events.add("standby.ended", pid=process.pid, why=f"exit status {process.returncode}; its log has more")
         self._release()
         if writer is not None:
@@ -175,10 +175,9 @@ class Standby:
         self._process, self._reader, self._writer, self._tasks = None, None, None, []
         self.is_ready = False
 
-    def _kill(self, process: Started) -> None:
+    def _kill(self, process: LocalProcess) -> None:
         self._killed = [*(each for each in self._killed if not each.exited.is_set()), process]
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.process.pid, signal.SIGKILL)
+        process.signal(signal.SIGKILL)
 
 
 def _decode(line: bytes) -> Answer:

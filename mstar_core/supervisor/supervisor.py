@@ -23,6 +23,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StateConflict, Unavailable
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
+from mstar_core.host.readings.gpus import GpuReader, library
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import (
     Beat,
@@ -52,7 +53,6 @@ from mstar_core.supervisor.child import (
     ChildKind,
     Kinds,
     Pace,
-    Take,
     child_kinds,
     group_members,
     plan_facts,
@@ -75,8 +75,8 @@ from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.operations.changes import Changes
 from mstar_core.supervisor.operations.operations import Operations
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
+from mstar_core.supervisor.spawner import LocalSpawner
 from mstar_core.supervisor.standby import Standby
-from mstar_core.supervisor.telemetry.host_stats import GpuReader, library
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
 from mstar_core.transport.fd_store import FdStore
@@ -155,7 +155,7 @@ class Supervisor:
             ended=self._maybe_ready,
         )
         self._shared_samples: list[MetricSample] = []
-        self._endpoint = endpoint
+        self._spawner = LocalSpawner(lambda: self.spec, run, endpoint, self.standby)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._drain = self._pause = self._handover = 0  # number of the one in progress
@@ -466,7 +466,7 @@ class Supervisor:
     async def _fetch_weights(self, kind: ChildKind) -> None:
         """Run the child that finds, makes or downloads the checkpoint, and write its folder into the spec."""
         child = self._adopt(kind)
-        await child.spawn(self.spec, self.run_dir, self._endpoint)
+        await child.spawn(self._spawner)
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
         watching = asyncio.ensure_future(child.watch())
         ended = asyncio.ensure_future(self._ended.wait())
@@ -490,15 +490,15 @@ class Supervisor:
         child.log.close()
         del self.children[child.name]
 
-    async def _spawn(self, child: Child, take: Take | None = None) -> None:
+    async def _spawn(self, child: Child, *, takes_standby: bool = False) -> None:
         try:
             with self._inherited(child) as descriptors:
-                is_standby = await child.spawn(self.spec, self.run_dir, self._endpoint, descriptors, take)
+                await child.spawn(self._spawner, descriptors, takes_standby=takes_standby)
         except (MstarError, OSError) as error:
             self._fail(start_record(child.name, error))
             return
         self._peers.appeared(child.name, child.incarnation)
-        facts = {"standby": True} if is_standby else {}
+        facts = {"standby": True} if child.process is not None and child.process.was_standby else {}
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation, **facts)
         child.attending = self._task(self._attend(child))
         if self._ended.is_set():  # the end began while the process was being created
@@ -569,7 +569,7 @@ class Supervisor:
         for member in others:
             member.ends_with_group = True
         if others and record.get("code") == "worker_lost":
-            exits = [asyncio.ensure_future(member.exited.wait()) for member in others]
+            exits = [asyncio.ensure_future(member.wait_exit()) for member in others]
             _, late = await asyncio.wait(exits, timeout=self._pace.cause_s, return_when=asyncio.FIRST_COMPLETED)
             for waiting in late:
                 waiting.cancel()
@@ -643,7 +643,7 @@ class Supervisor:
                     self.events.add("child.restarting", child=child.name, after_s=delay_s)
                 takes = child.kind.has_standby and not child.renewing
                 child.renewing = child.ends_with_group = False
-                await self._spawn(child, partial(self.standby.take, self.spec) if takes else None)
+                await self._spawn(child, takes_standby=takes)
 
     async def _wait_ends(self, group: list[Child]) -> None:
         """Wait until all processes of a group have ended and were noted. One that does not end is killed."""
@@ -673,7 +673,7 @@ class Supervisor:
             child.ending = True
             self._outbound.send(child.name, Stop(reason=self.reason))
             child.signal(signal.SIGTERM)
-        waits = [asyncio.create_task(child.exited.wait()) for child in running]
+        waits = [asyncio.create_task(child.wait_exit()) for child in running]
         if waits:
             _, late = await asyncio.wait(waits, timeout=self._pace.stop_s)
             for child in running:

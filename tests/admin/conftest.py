@@ -23,6 +23,7 @@ from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, Ra
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.config.scaling import FreeDevice
 from mstar_core.errors import NotFound, StateConflict
+from mstar_core.host.readings.gpus import GpuReader
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
@@ -31,7 +32,6 @@ from mstar_core.supervisor.child import DEFAULT_PACE
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.operations.operation import Operation
 from mstar_core.supervisor.standby import Standby
-from mstar_core.supervisor.telemetry.host_stats import GpuReader
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from mstar_core.host.readings.processes import OOM_WINDOW_S, OomKills
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.process.failures import fatal_path, read_fatal
 from mstar_core.supervisor.deaths import Circumstances, death_record, public_sentence
-from mstar_core.supervisor.telemetry.host_stats import OOM_WINDOW_S, OomKills
 
 
 @pytest.fixture
@@ -26,7 +27,10 @@ def run(tmp_path: Path) -> RunDirectory:
 def child(*lines: str, age_s: float = 0.0) -> Any:
     written = time.monotonic() - age_s
     log = SimpleNamespace(tail=list(lines), path=Path("/logs/worker-0.log"), written=written)
-    return SimpleNamespace(name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", hung="", log=log)
+    process = SimpleNamespace(fatal=lambda: None)
+    return SimpleNamespace(
+        name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", hung="", log=log, process=process
+    )
 
 
 def test_the_record_of_a_child_that_hung_says_so_first(run: RunDirectory) -> None:
@@ -81,8 +85,12 @@ def test_an_out_of_memory_kill_is_named_with_a_hint(run: RunDirectory) -> None:
 
 def test_the_record_of_the_process_itself_wins(run: RunDirectory) -> None:
     own = {"pid": os.getpid(), "message": "no such file", "phase": "kv", "class": "WeightsError"}
-    (run.children / "worker-0.fatal.json").write_text(json.dumps(own))
-    record = death_record(child(), run, 3, Circumstances(memory_kills=1))
+    path = fatal_path(run.path, "worker-0")
+    path.write_text(json.dumps(own))
+    dead = child()
+    dead.process.fatal = lambda: read_fatal(path, os.getpid())
+    assert read_fatal(path, 1) is None, "the record of an earlier process"
+    record = death_record(dead, run, 3, Circumstances(memory_kills=1))
     assert (record["message"], record["phase"], record["status"]) == ("no such file", "kv", 3)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from mstar_core.host.readings.processes import main_thread_s
+from mstar_core.process.spawn import LocalProcess
 from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.health import Watchdog, hang
-from mstar_core.supervisor.telemetry.host_stats import main_thread_s
 
 LIMIT_S = 60.0
 HANG_S = 0.5
@@ -91,7 +92,7 @@ async def test_a_suspended_member_of_a_group_is_killed_and_the_others_write_thei
     leader, follower = still("ready"), still("ready")
     process = await asyncio.create_subprocess_exec("sleep", "600")
     process.send_signal(signal.SIGSTOP)
-    follower.process = process
+    follower.process = LocalProcess(process, asyncio.Event())
     try:
         _, events = await blamed(leader, 0.0, [leader, follower])
     finally:
@@ -125,12 +126,12 @@ def test_a_process_hangs_by_what_it_sends_and_whether_it_computes(
 
 
 class Computing:
-    """CPU seconds of processes: a reading grows by `rate` per call."""
+    """A process whose CPU seconds grow by `rate` with each reading."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.used = rate, 0.0
 
-    def __call__(self, pid: int | None) -> float:
+    def computed_s(self) -> float:
         self.used += self.rate
         return self.used
 
@@ -141,6 +142,7 @@ class Computing:
 async def test_a_worker_that_computes_is_left_alone_and_others_are_not(rate: float, name: str) -> None:
     child, events = still("ready"), Events(None)
     child.kind = ChildKind(name=name, module="none")
+    child.process = Computing(rate)  # type: ignore[assignment]
     watchdog = Watchdog(
         children={name: child},
         events=events,
@@ -151,7 +153,6 @@ async def test_a_worker_that_computes_is_left_alone_and_others_are_not(rate: flo
         is_cpu_rank=lambda rank: rank == 0,
         is_starting=lambda: False,
         fail=lambda record: None,
-        cpu_of=Computing(rate),
     )
     task = asyncio.create_task(watchdog.watch())
     while not events.ring:

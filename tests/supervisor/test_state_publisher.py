@@ -16,10 +16,11 @@ import pytest
 
 from mstar_core.config.deployment import GroupPlan, Plan, RankPlan
 from mstar_core.conformance.clock import FakeClock
+from mstar_core.host.readings.gpus import OLD_S, GpuReader, device_keys
+from mstar_core.host.readings.processes import ProcessLoads, host_memory_bytes
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.telemetry import EdgeNews
 from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
-from mstar_core.supervisor.telemetry.host_stats import OLD_S, GpuReader, ProcessLoads, device_keys, host_memory_bytes
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from tests.admin.conftest import FakeDeployment
 

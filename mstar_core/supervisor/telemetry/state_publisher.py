@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from mstar_core.host.readings.gpus import GpuReader, device_keys
+from mstar_core.host.readings.loads import HostLoads
+from mstar_core.host.readings.processes import NO_LOAD, OomKills, ProcessLoad, ProcessLoads, host_memory_bytes
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.names import API, follower_name, process_rank, rank_of, worker_name
 from mstar_core.observe.frames import (
@@ -31,16 +34,6 @@ from mstar_core.observe.rates import Rate
 from mstar_core.observe.receivers import receiver
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.deaths import Circumstances
-from mstar_core.supervisor.telemetry.host_loads import HostLoads
-from mstar_core.supervisor.telemetry.host_stats import (
-    NO_LOAD,
-    GpuReader,
-    OomKills,
-    ProcessLoad,
-    ProcessLoads,
-    device_keys,
-    host_memory_bytes,
-)
 from mstar_core.supervisor.telemetry.metric_samples import shared_samples, socket_samples
 
 if TYPE_CHECKING:

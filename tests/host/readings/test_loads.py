@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mstar_core.supervisor.telemetry.host_loads import HostLoads
+from mstar_core.host.readings.loads import HostLoads
 
 MEMORY = {"MemTotal": 1000, "MemFree": 100, "MemAvailable": 400, "SwapTotal": 200, "SwapFree": 150}
 

@@ -1,4 +1,4 @@
-"""Loads of the host from /proc: cores, memory, swap, network, disks. Owned by the state publisher."""
+"""Loads of this host from /proc: cores, memory, swap, network, disks. Used by the supervisor and by agents."""
 
 from __future__ import annotations
 

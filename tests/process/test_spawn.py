@@ -8,7 +8,7 @@ import pytest
 
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
 from mstar_core.host.cache_dir import TRITON_CACHE
-from mstar_core.supervisor.child import child_environment
+from mstar_core.process.spawn import child_environment
 
 
 def spec(device: str, cache: Path) -> DeploymentSpec:

@@ -1,0 +1,1 @@
+"""Readings of this host: loads, processes and GPUs."""
