@@ -44,7 +44,8 @@ class StartedAgent(msgspec.Struct, frozen=True, kw_only=True):
 
     host: name in the bundle. node: Ray's id of the host where it runs. gpus: indices (of NVML) that were reserved.
     incarnation: of the agents of this host in this deployment, from 1. The local host has a record without an agent:
-    its host, endpoint and key are empty.
+    its host, endpoint and key are empty. title: host name. versions: of mstarctl (`mstarctl`) and of the wire format
+    (`wire`), empty if unknown; the supervisor refuses others than its own.
     """
 
     host: str
@@ -55,6 +56,8 @@ class StartedAgent(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     node: str = ""
     gpus: tuple[int, ...] = ()
+    title: str = ""
+    versions: dict[str, str] = {}
 
 
 class Placer(Protocol):

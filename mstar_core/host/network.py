@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import fcntl
 import importlib
+import random
 import socket
 import struct
 from contextlib import suppress
@@ -160,3 +161,30 @@ def transfer_engine() -> ModuleType:
             str(error),
             hint if is_cuda else f"apt-get install {SYSTEM_LIBRARIES}",
         ) from error
+
+
+def free_ports(address: str, count: int, ports: tuple[int, int] | None = None) -> list[int]:
+    """Return TCP ports that are free at an address now. ports: first and last that may be used; None: any.
+
+    Raises TransportError if there are not enough.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    choices = [0] * count if ports is None else random.sample(range(ports[0], ports[1] + 1), ports[1] - ports[0] + 1)
+    held: list[socket.socket] = []
+    try:
+        for port in choices:
+            if len(held) == count:
+                break
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            held.append(sock)
+            try:
+                sock.bind((address, port))
+            except OSError:
+                held.pop().close()
+        if len(held) < count:
+            where = "" if ports is None else f" in {ports[0]}-{ports[1]}"
+            raise TransportError(f"too few ports are free at {address}", f"{count} are needed{where}", "see ray.ports")
+        return [sock.getsockname()[1] for sock in held]
+    finally:
+        for sock in held:
+            sock.close()

@@ -41,11 +41,14 @@ class SpawnChild(msgspec.Struct, frozen=True, kw_only=True, tag="spawn_child"):
 
 
 class ChildSpawned(msgspec.Struct, frozen=True, kw_only=True, tag="child_spawned", omit_defaults=True):
-    """Agent to supervisor: the process exists, or could not be started. error: why not."""
+    """Agent to supervisor: the process exists, or could not be started. error: why not; detail, hint, code: of it."""
 
     key: int
     pid: int = 0
     error: str = ""
+    detail: str = ""
+    hint: str = ""
+    code: str = ""
 
 
 class SignalChild(msgspec.Struct, frozen=True, kw_only=True, tag="signal_child"):
@@ -58,8 +61,9 @@ class SignalChild(msgspec.Struct, frozen=True, kw_only=True, tag="signal_child")
 class ChildExited(msgspec.Struct, frozen=True, kw_only=True, tag="child_exited", omit_defaults=True):
     """Agent to supervisor: the process has ended, after its last log lines. status: negative for a signal.
 
-    fatal: the record that it wrote (process/failures.py). left: small files that it wrote into the run directory for
-    the supervisor, such as `weights.folder`, by name.
+    key: 0: the agent itself ends, after all its children. fatal: the record that it wrote (process/failures.py), with
+    its age in place of its times. left: small files that it wrote into the run directory for the supervisor, such as
+    `weights.folder`, by name.
     """
 
     key: int
@@ -69,7 +73,10 @@ class ChildExited(msgspec.Struct, frozen=True, kw_only=True, tag="child_exited",
 
 
 class LogLines(msgspec.Struct, frozen=True, kw_only=True, tag="log_lines"):
-    """Agent to supervisor: output of a process, whole lines without their ends. dropped: lines lost before them."""
+    """Agent to supervisor: output of a process, whole lines without their ends. dropped: lines lost before them.
+
+    key: 0: log of the agent itself.
+    """
 
     key: int
     lines: list[bytes]
@@ -91,17 +98,25 @@ class PortsFound(msgspec.Struct, frozen=True, kw_only=True, tag="ports_found"):
 
 
 class HostReading(msgspec.Struct, frozen=True, kw_only=True, tag="host_reading", omit_defaults=True):
-    """Agent to supervisor, each second: loads of its host. cores, resident_bytes: by child name.
+    """Agent to supervisor, each second: loads of its host. cores, resident_bytes, computed_s: by child name.
 
     host: a HostStatus, and gpus: GpuStatus records (observe/frames.py), as plain values. memory_kills: recent kills for
-    lack of memory, None if unknown.
+    lack of memory, None if unknown. computed_s: CPU seconds of the main thread. suspended: children that are stopped by
+    a signal. running: keys of all processes; newest: highest key of a SpawnChild so far. ping: number of the latest
+    Ping, which came ping_age_s before; 0 without one.
     """
 
     host: dict[str, Any]
     gpus: list[dict[str, Any]] = []
     cores: dict[str, float] = {}
     resident_bytes: dict[str, int] = {}
+    computed_s: dict[str, float] = {}
+    suspended: list[str] = []
     memory_kills: int | None = None
+    running: list[int] = []
+    newest: int = 0
+    ping: int = 0
+    ping_age_s: float = 0.0
 
 
 HostMessage = (

@@ -29,3 +29,13 @@ def rank_of(name: str) -> int | None:
     """Return the rank of a worker's mailbox name, None for other processes."""
     kind, _, number = name.partition("-")
     return int(number) if kind == "worker" and number.isdigit() else None
+
+
+def agent_name(host: str) -> str:
+    """Return the mailbox name of the agent of another host."""
+    return f"agent-{host}"
+
+
+def weights_name(host: str) -> str:
+    """Return the name of the process that prepares the weights on a host, empty for the supervisor's."""
+    return f"weights-{host}" if host else "weights"
