@@ -248,9 +248,7 @@ class Agent:
     def _refuse(self, child: HostedChild, error: MstarError | OSError) -> None:
         if isinstance(error, OSError):
             error = StartError(f"{child.name} cannot be started", str(error))
-        refusal = ChildSpawned(
-            key=child.key, error=error.title, detail=error.detail, hint=error.hint, code=error.code
-        )
+        refusal = ChildSpawned(key=child.key, error=error.title, detail=error.detail, hint=error.hint, code=error.code)
         self._send(refusal)
         self._forget(child)
 

@@ -22,6 +22,7 @@ from mstar_core.cluster.placer import AgentOrder, StartedAgent
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StartError
 from mstar_core.messages.hosts import Welcome
+from mstar_core.messages.life import Stop
 from mstar_core.messages.names import agent_name
 from mstar_core.messages.wire import WIRE_VERSION, Envelope, WireCodec
 from mstar_core.process.life import ChildLife
@@ -90,6 +91,8 @@ def _serve(order: AgentOrder, report: Report, *, is_daemon: bool) -> ExitCode:
         report(msgspec.json.encode(started(order, mailbox.remote_endpoint, keys.public)).decode())
         batch = _wait_welcome(mailbox)
         welcome = next((item.body for item in batch if isinstance(item, Envelope)), None)
+        if isinstance(welcome, Stop):
+            return ExitCode.DONE
         if not isinstance(welcome, Welcome):
             raise StartError("the supervisor has not welcomed this agent", f"within {WELCOME_S:g} s")
         courier.keys = CurveKeys(welcome.public_key, welcome.secret_key)
@@ -99,13 +102,13 @@ def _serve(order: AgentOrder, report: Report, *, is_daemon: bool) -> ExitCode:
 
 
 def _wait_welcome(mailbox: Mailbox) -> list[Envelope | Malformed]:
-    """Return the welcome and the messages behind it; empty if none comes in time."""
+    """Return the welcome, or the word to end, and the messages behind it; empty if none comes in time."""
     until = time.monotonic() + WELCOME_S
     while (left_s := until - time.monotonic()) > 0:
         if mailbox.wait(left_s):
             batch = mailbox.drain()
             for at, item in enumerate(batch):
-                if isinstance(item, Envelope) and isinstance(item.body, Welcome):
+                if isinstance(item, Envelope) and isinstance(item.body, Welcome | Stop):
                     return batch[at:]
                 log.warning("ignored before the welcome: %s", item)
     return []

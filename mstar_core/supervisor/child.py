@@ -17,6 +17,7 @@ from mstar_core.messages.life import Phase
 from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.spawner import ChildProcess, Spawner
+from mstar_core.supervisor.telemetry.clock_shift import ClockShift
 
 NO_FDS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -74,6 +75,7 @@ class Child:
     ends_with_group: bool = False
     hung: str = ""
     attending: asyncio.Task[None] | None = None
+    clock: ClockShift = field(default_factory=ClockShift)
 
     @property
     def name(self) -> str:
@@ -111,6 +113,8 @@ class Child:
         self.phases_s, self.hung = {}, ""
         self.last_steps, self.has_long_step = -1, False
         self.stuck_s = self.computed_s = self.last_computed = 0.0
+        self.remote_endpoint = self.blob_endpoint = ""
+        self.clock = ClockShift()
         options = (text for name, fd in inherited.items() for text in (f"--{name}", str(fd)))
         identity = ("--incarnation", str(self.incarnation), "--supervisor", spawner.endpoint)
         arguments = (*identity, *self.kind.arguments, *options)
@@ -162,9 +166,6 @@ class Child:
 
 
 FETCH: Final = ChildKind(name="weights", module="mstar_core.weights.fetch")
-FETCHED: Final = "weights.folder"
-"""File in the run directory to which the fetching child writes the weights folder."""
-
 STANDBY: Final = ChildKind(
     name="standby", module="mstar_core.process.standby", arguments=("mstar_core.worker.start.preload:preload",)
 )
@@ -189,7 +190,8 @@ class Pace:
     window_s. A child that was ready, and the api, restarts at once the first time, and whenever it has been ready and
     lived for lived_s. A deployment is unhealthy after restarts_max of one child within window_s. stacks_s: for a stuck
     child to write its stacks. cause_s: for other children to die of the same cause. standby_s: from ready to the start
-    of a standby process, and standby_retry_s from the end of one that was not used.
+    of a standby process, and standby_retry_s from the end of one that was not used. host_silence_s: silence of an agent
+    after which its host is lost; host_retry_s: before the second, third ... attempt to replace it.
     """
 
     ping_s: float = 1.0
@@ -204,6 +206,8 @@ class Pace:
     cause_s: float = 0.3
     standby_s: float = 5.0
     standby_retry_s: float = 60.0
+    host_silence_s: float = 10.0
+    host_retry_s: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 DEFAULT_PACE: Final = Pace()
@@ -240,6 +244,11 @@ def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
         *workers,
         ChildKind(name="api", module="mstar_core.api"),
     ]
+
+
+def host_fact(child: Child) -> dict[str, str]:
+    """Return the host of a child for its events; nothing on the supervisor's."""
+    return {"host": child.host} if child.host else {}
 
 
 def group_members(plan: Plan, name: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from mstar_core.errors import ExitCode, MstarError, StartError
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.process.failures import fatal_path, write_fatal
 from mstar_core.supervisor.child import Child
+from mstar_core.supervisor.hosts.remote_process import HOST_LOST
 from mstar_core.supervisor.log_file import LogFile
 
 RECENT_LINE_S: Final = 2.0
@@ -41,7 +42,8 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
     written = child.process.fatal() if child.process is not None else None
     if written is not None:
         # The record's phase wins: the last message of a dying process may not have arrived.
-        return {**written, "status": status, "phase": written.get("phase") or child.phase, "log": str(child.log.path)}
+        facts = {"status": status, "phase": written.get("phase") or child.phase, "log": str(child.log.path)}
+        return {**written, **facts, **_where(child, str(written.get("message", "")), written.get("code"))}
     memory = "" if known.resident_bytes is None else f"resident memory {known.resident_bytes / MIB:,.0f} MiB"
     last_line = "" if child.hung else _last_line(child.log, time.monotonic())  # the last lines are its stacks
     record = {
@@ -62,9 +64,17 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
         "phase": child.phase,
         "log": str(child.log.path),
     }
+    record |= _where(child, str(record["message"]), None)
     with suppress(OSError):  # on a full disk the supervisor's own record still has the cause
         write_fatal(fatal_path(run.path, child.name), record)
     return record
+
+
+def _where(child: Child, message: str, code: object) -> dict[str, Any]:
+    """Return host and message of a death on another host than the supervisor's; nothing for one on that."""
+    if not child.host:
+        return {}
+    return {"host": child.host, "message": message if code == HOST_LOST else f"{message} on host {child.host}"}
 
 
 def start_record(name: str, error: MstarError | OSError) -> dict[str, Any]:
@@ -137,6 +147,8 @@ def cause_sentence(record: dict[str, Any]) -> str:
 
 def public_sentence(record: dict[str, Any]) -> str:
     """Describe a death to clients: no name of a process, no text of a log, no figure of the host."""
+    if record.get("code") == HOST_LOST:
+        return "a host was lost"
     kind = str(record.get("name", "")).partition("-")[0]
     process = PUBLIC_NAMES.get(kind, "a process")
     return f"{process} stopped responding" if record.get("hung") else f"{process} died"

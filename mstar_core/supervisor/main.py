@@ -12,15 +12,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import zmq
 
 from mstar_core.admin.access import bind_admin
 from mstar_core.admin.server import AdminServer
+from mstar_core.cluster.placer import Placer
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.hosts import port_range
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.host.gpu_locks import acquire_gpus, release
 from mstar_core.host.groups import group_id
@@ -33,24 +36,38 @@ from mstar_core.process.logs import start_logging
 from mstar_core.process.system import raise_descriptor_limit
 from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, standby_kind, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
+from mstar_core.supervisor.hosts.hosts import RemoteLink
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
 from mstar_core.supervisor.succession.predecessor import HandoverServer
 from mstar_core.supervisor.succession.successor import Takeover
 from mstar_core.supervisor.succession.wire import KIND
 from mstar_core.supervisor.supervisor import Supervisor
-from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.targets import load_target
+from mstar_core.transport import KEYS_FILE, Courier, Mailbox, RemoteAccess, mailbox_endpoint, make_keys, write_keys
 
 log = logging.getLogger(__name__)
 
 NAME = "supervisor"
+RAY_PLACER: Final = "mstar_core.cluster.ray_placer:RayPlacer"
 
 
-def main(argv: list[str] | None = None, kinds: Kinds = child_kinds, pace: Pace = DEFAULT_PACE) -> None:
+def ray_placer(spec: DeploymentSpec) -> Placer:
+    """Return the placer of a deployment on a Ray cluster."""
+    placer: Placer = load_target(RAY_PLACER)(spec.ray.address or "auto", spec.name)
+    return placer
+
+
+def main(
+    argv: list[str] | None = None,
+    kinds: Kinds = child_kinds,
+    pace: Pace = DEFAULT_PACE,
+    placer: Callable[[DeploymentSpec], Placer] = ray_placer,
+) -> None:
     """Run `python -m mstar_core.supervisor SPEC` and exit with the deployment's code.
 
     SPEC: the file that `up` wrote for this start; removed once read, because it may contain keys. kinds: the children.
-    pace: intervals and limits of restarts.
+    pace: intervals and limits of restarts. placer: of a deployment on several hosts.
     """
     parser = argparse.ArgumentParser(prog="mstar_core.supervisor")
     parser.add_argument("spec", type=Path)
@@ -62,7 +79,7 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds, pace: Pace =
     log_dir = Path(spec.log_dir)
     with closing(LogFile(log_dir / f"{NAME}.log", spec.logs)) as file:
         start_logging(NAME, spec.log_level, secrets=spec.api.secrets, stream=LogStream(file))
-        code, record = _serve(spec, run, kinds, file, pace)
+        code, record = _serve(spec, run, kinds, file, pace, placer)
         write_outcome(log_dir, {**identity(spec), **record})
     sys.exit(int(code))
 
@@ -82,7 +99,12 @@ def identity(spec: DeploymentSpec) -> dict[str, object]:
 
 
 def _serve(
-    spec: DeploymentSpec, run: RunDirectory, kinds: Kinds, own_log: LogFile, pace: Pace
+    spec: DeploymentSpec,
+    run: RunDirectory,
+    kinds: Kinds,
+    own_log: LogFile,
+    pace: Pace,
+    placer: Callable[[DeploymentSpec], Placer],
 ) -> tuple[ExitCode, dict[str, object]]:
     try:
         lock = run.acquire()
@@ -107,7 +129,7 @@ def _serve(
             listener.open()
         locks |= acquire_gpus({device: key for device, key in spec.gpus.items() if key not in locks}, spec.name)
         admin = bind_admin(run.admin_socket, admin_gid(spec))
-        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log, pace, locks, takeover))
+        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log, pace, locks, takeover, placer))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
@@ -183,6 +205,15 @@ def reload_for_signal(supervisor: Supervisor) -> None:
         log.error("the keys and the certificate were not reloaded: %s", error)
 
 
+def remote_access(spec: DeploymentSpec, run: RunDirectory) -> RemoteAccess | None:
+    """Make the keys of a deployment with other hosts, for its processes too. Returns None for one without."""
+    if not any(host.name for host in spec.hosts):
+        return None
+    keys = make_keys()
+    write_keys(run.path / KEYS_FILE, keys)
+    return RemoteAccess(spec.address, keys, port_range(spec.ray.ports or ""))
+
+
 async def _run(
     spec: DeploymentSpec,
     run: RunDirectory,
@@ -193,18 +224,23 @@ async def _run(
     pace: Pace,
     locks: Mapping[str, int],
     takeover: Takeover | None,
+    placer: Callable[[DeploymentSpec], Placer],
 ) -> tuple[ExitCode, dict[str, object]]:
     raise_descriptor_limit()  # each connection of a client is kept with a memory file
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
     endpoint = mailbox_endpoint(run.ipc, NAME, 0)
+    access = remote_access(spec, run)
     with (
         zmq.Context() as context,
-        Courier(context, codec) as courier,
-        Mailbox(context, endpoint, codec) as mailbox,
+        Courier(context, codec, keys=None if access is None else access.keys) as courier,
+        Mailbox(context, endpoint, codec, remote=access) as mailbox,
     ):
+        remote = None
+        if access is not None:
+            remote = RemoteLink(endpoint=mailbox.remote_endpoint, keys=access.keys, placer=placer(spec))
         supervisor = Supervisor(
-            spec, run, courier, endpoint, kinds, pace, listener=listener, standby=standby_kind(spec)
+            spec, run, courier, endpoint, kinds, pace, listener=listener, standby=standby_kind(spec), remote=remote
         )
         supervisor.logs[NAME] = own_log
         mailbox.attach(loop, supervisor.on_batch)

@@ -46,8 +46,9 @@ class Outbound:
         Returns True for the first hello of an incarnation.
         """
         first = not child.endpoint
-        self._courier.connect(child.name, hello.endpoint, hello.incarnation)
+        self._courier.connect(child.name, hello.remote_endpoint if child.host else hello.endpoint, hello.incarnation)
         child.endpoint, child.fd_endpoint = hello.endpoint, hello.fd_endpoint
+        child.remote_endpoint, child.blob_endpoint = hello.remote_endpoint, hello.blob_endpoint
         if child.state == "spawned":
             child.state = "known"
         up = _peer_up(child)
@@ -77,7 +78,13 @@ class Outbound:
 
 def _peer_up(child: Child) -> PeerUp:
     return PeerUp(
-        name=child.name, incarnation=child.incarnation, endpoint=child.endpoint, fd_endpoint=child.fd_endpoint
+        name=child.name,
+        incarnation=child.incarnation,
+        endpoint=child.endpoint,
+        fd_endpoint=child.fd_endpoint,
+        host=child.host,
+        remote_endpoint=child.remote_endpoint,
+        blob_endpoint=child.blob_endpoint,
     )
 
 

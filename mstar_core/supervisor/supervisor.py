@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode, MstarError, StateConflict, Unavailable
+from mstar_core.errors import ExitCode, MstarError, StartError, StateConflict, Unavailable
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.readings.gpus import GpuReader, library
@@ -38,7 +39,7 @@ from mstar_core.messages.life import (
     Stop,
     Telemetry,
 )
-from mstar_core.messages.names import API, CONDUCTOR, rank_of
+from mstar_core.messages.names import API, CONDUCTOR, rank_of, weights_name
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
@@ -48,13 +49,13 @@ from mstar_core.process.logs import hide_secrets
 from mstar_core.process.peers import Peers
 from mstar_core.supervisor.child import (
     DEFAULT_PACE,
-    FETCHED,
     Child,
     ChildKind,
     Kinds,
     Pace,
     child_kinds,
     group_members,
+    host_fact,
     plan_facts,
     write_spec,
 )
@@ -70,12 +71,15 @@ from mstar_core.supervisor.deaths import (
 )
 from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.health import Watchdog, can_serve
+from mstar_core.supervisor.hosts.hosts import Hosts, RemoteLink
+from mstar_core.supervisor.hosts.remote_process import HOST_LOST
+from mstar_core.supervisor.hosts.weights import PreparedWeights
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.operations.changes import Changes
 from mstar_core.supervisor.operations.operations import Operations
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
-from mstar_core.supervisor.spawner import LocalSpawner
+from mstar_core.supervisor.spawner import LocalSpawner, Spawner
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
@@ -116,7 +120,9 @@ class Supervisor:
         pace: Pace = DEFAULT_PACE,
         listener: PortListener | None = None,
         standby: ChildKind | None = None,
+        remote: RemoteLink | None = None,
     ) -> None:
+        """endpoint: of its mailbox. remote: means to reach other hosts, None for a deployment on one."""
         self.spec = spec
         self.listener = listener or PortListener(spec.api.host, spec.api.port)
         self.run_dir = run
@@ -138,6 +144,7 @@ class Supervisor:
         self.publisher = StatePublisher(self, self.hub, self.gpus)
         self.events = Events(Path(spec.log_dir) / "events.ndjson", self.publisher.event)
         self.standby = Standby(standby, run, self.events, pace, self.logs)
+        self.hosts = Hosts(self, courier, pace, remote, self._task)
         self._throttle = EventThrottle(self.publisher.requests.name_of)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
@@ -155,6 +162,7 @@ class Supervisor:
             ended=self._maybe_ready,
         )
         self._shared_samples: list[MetricSample] = []
+        self._weights: PreparedWeights | None = None
         self._spawner = LocalSpawner(lambda: self.spec, run, endpoint, self.standby)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -193,11 +201,14 @@ class Supervisor:
         self._task(self._ping_forever())
         self._task(self._watchdog.watch())
         self._task(self._publish_forever())
+        self._task(self.hosts.watch())
         self._task(self.standby.keep(lambda: self.spec, lambda: self.state == "ready"))
         self.gpus.start()
         if takeover is not None:
             await self._before_start(takeover.before_start(self))
             self._task(takeover.when_ready(self))
+        if not self._ended.is_set():
+            await self._start_hosts()
         fetch, *kinds = self._kinds(self.spec)
         if not self._ended.is_set():
             await self._fetch_weights(fetch)
@@ -208,6 +219,8 @@ class Supervisor:
         await self._ended.wait()
         self.standby.end()
         await self._end_children()
+        await self.hosts.stop(self.reason)
+        self.events.add("deployment.stopped", reason=self.reason)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -224,6 +237,19 @@ class Supervisor:
         await asyncio.wait((doing, ended), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         self._began = time.monotonic()
+
+    async def _start_hosts(self) -> None:
+        """Start the agents of other hosts, unless the deployment is stopped meanwhile. A failure ends the start."""
+        starting, ended = self._task(self.hosts.start()), asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+        except MstarError as error:
+            self._fail(start_record("hosts", error))
+        finally:
+            ended.cancel()
+            starting.cancel()
 
     def leave(self, reason: str, cut: str = "") -> None:
         """End now that requests go to another deployment. cut: why those in flight do not finish, if any are left."""
@@ -295,6 +321,7 @@ class Supervisor:
         """Replace the spec, for processes that start later and for those that read changes of it."""
         self.spec = spec
         write_spec(self.run_dir, spec)
+        self.hosts.respecify()
         for name in (CONDUCTOR, API):
             if (child := self.children.get(name)) is not None and child.state in REACHABLE:
                 self._outbound.send(name, Reload())
@@ -464,10 +491,45 @@ class Supervisor:
         return child
 
     async def _fetch_weights(self, kind: ChildKind) -> None:
-        """Run the child that finds, makes or downloads the checkpoint, and write its folder into the spec."""
-        child = self._adopt(kind)
-        await child.spawn(self._spawner)
-        self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
+        """Prepare the checkpoint on all hosts, and write its folder on this one into the spec."""
+        began, names = time.monotonic(), ("", *self.hosts.links)
+        fetches = await asyncio.gather(*(self._fetch_on(host, kind) for host in names))
+        ready = {host: fetched for host, fetched in zip(names, fetches, strict=True) if fetched is not None}
+        if len(ready) < len(names) or self._ended.is_set():
+            return
+        self._weights = ready[""]
+        try:
+            for host in self.hosts.links:
+                self._weights.check_same(ready[host], self.hosts.links[host].title)
+        except MstarError as error:
+            self._fail(start_record(kind.name, error))
+            return
+        self.respecify(msgspec.structs.replace(self.spec, folder=self._weights.folder))
+        for host in self.hosts.links:
+            self.hosts.make_ready(host)
+        self.fetch_s = time.monotonic() - began
+
+    async def prepare_host(self, host: str) -> None:
+        """Prepare the checkpoint on a host that replaces a lost one. Raises StartError."""
+        fetched = await self._fetch_on(host, self._kinds(self.spec)[0], must=False)
+        if fetched is None:
+            raise StartError(f"the weights on host {host} could not be prepared", f"see {weights_name(host)}.log")
+        if self._weights is not None:
+            self._weights.check_same(fetched, self.hosts.links[host].title)
+
+    async def _fetch_on(self, host: str, kind: ChildKind, *, must: bool = True) -> PreparedWeights | None:
+        """Run the child that finds, makes or downloads the checkpoint on a host. must: its failure ends the start."""
+        child = self._adopt(replace(kind, name=weights_name(host), host=host) if host else kind)
+        try:
+            await child.spawn(self._spawner_of(child))
+        except MstarError as error:
+            if must:
+                self._fail(start_record(child.name, error))
+            del self.children[child.name]
+            return None
+        self.events.add(
+            "child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation, **host_fact(child)
+        )
         watching = asyncio.ensure_future(child.watch())
         ended = asyncio.ensure_future(self._ended.wait())
         await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -479,31 +541,48 @@ class Supervisor:
         if child.ending:  # it stalled: SIGUSR1 for its stacks ends a child that has no handler yet
             await self._ended.wait()
         if self._ended.is_set():
-            return
-        if status != 0:
+            return None
+        if status != 0 and must:
             self._fail(death_record(child, self.run_dir, status, self.publisher.circumstances(child.name)))
-            return
-        folder = (self.run_dir.path / FETCHED).read_text()
-        self.spec = msgspec.structs.replace(self.spec, folder=folder)
-        write_spec(self.run_dir, self.spec)
-        self.fetch_s = time.monotonic() - child.started
+            return None
         child.log.close()
         del self.children[child.name]
+        return None if status != 0 else PreparedWeights.of(child, self.run_dir)
+
+    def _spawner_of(self, child: Child) -> Spawner:
+        return self.hosts.links[child.host] if child.host else self._spawner
 
     async def _spawn(self, child: Child, *, takes_standby: bool = False) -> None:
         try:
             with self._inherited(child) as descriptors:
-                await child.spawn(self._spawner, descriptors, takes_standby=takes_standby)
+                await child.spawn(self._spawner_of(child), descriptors, takes_standby=takes_standby)
         except (MstarError, OSError) as error:
-            self._fail(start_record(child.name, error))
+            self._not_spawned(child, start_record(child.name, error))
             return
         self._peers.appeared(child.name, child.incarnation)
-        facts = {"standby": True} if child.process is not None and child.process.was_standby else {}
+        facts: dict[str, Any] = {**host_fact(child)}
+        if child.process is not None and child.process.was_standby:
+            facts["standby"] = True
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation, **facts)
         child.attending = self._task(self._attend(child))
         if self._ended.is_set():  # the end began while the process was being created
             child.ending = True
             child.signal(signal.SIGKILL)
+
+    def _not_spawned(self, child: Child, record: dict[str, Any]) -> None:
+        """Handle a process that could not be created. On another host it is tried again, as after its death."""
+        if not child.host or self.state == "starting":
+            self._fail(record)
+            return
+        child.state = "ended"
+        self._note_failure(record)
+        self.events.add("child.died", child=child.name, cause=record["message"], phase="spawn")
+        group = self._group(child) or [child]
+        for member in group:
+            if member is not child and member.is_running:
+                member.ends_with_group = True
+                member.signal(signal.SIGKILL)
+        self._back_off(group, record, self._delay_s(group[0], time.monotonic(), was_ready=False))
 
     @contextmanager
     def _inherited(self, child: Child) -> Iterator[Mapping[str, int]]:
@@ -534,7 +613,12 @@ class Supervisor:
         record = await self._end_group(child, group, record)
         self._note_failure(record)
         self.events.add(
-            "child.died", child=record["name"], status=record["status"], cause=record["message"], phase=child.phase
+            "child.died",
+            child=record["name"],
+            status=record["status"],
+            cause=record["message"],
+            phase=child.phase,
+            **host_fact(child),
         )
         for member in group:
             self._part(member, cause_sentence(record), public_sentence(record))
@@ -608,6 +692,11 @@ class Supervisor:
     def _back_off(self, group: list[Child], record: dict[str, Any], delay_s: float) -> None:
         """Schedule the next start of a dead child, or of its group, whose first member counts."""
         pace, child = self._pace, group[0]
+        if record.get("code") == HOST_LOST:  # no fault of the child: it waits for its host, and does not count
+            self.restarts += 1
+            self._set_degraded(record)
+            self._schedule_spawn(group, 0.0)
+            return
         if len(child.restarts) >= pace.restarts_max:
             if child.name == API:
                 self.listener.close()  # connections are refused rather than left without an answer
@@ -634,6 +723,7 @@ class Supervisor:
     async def _spawn_later(self, group: list[Child], delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         await self._wait_ends(group)
+        await self.hosts.available({child.host for child in group})
         async with self._spawning:
             for child in group:
                 is_replaced = self._spawns[group[0].name] is not asyncio.current_task()
@@ -683,7 +773,6 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
             if late:
                 await asyncio.wait(late, timeout=self._pace.stop_s)
-        self.events.add("deployment.stopped", reason=self.reason)
 
     # -- messages of children ---------------------------------------------------------------------------------
 
@@ -694,6 +783,8 @@ class Supervisor:
                 log.warning("a message could not be read: %s", item.error)
                 continue
             child = self.children.get(item.sender)
+            if child is None and self.hosts.on(item):
+                continue
             if child is None or item.incarnation != child.incarnation or not self._peers.accepts(item):
                 continue
             try:
@@ -715,6 +806,8 @@ class Supervisor:
                 is_stepping = rank_of(child.name) is not None  # other processes take no steps
                 child.stuck_s = now - child.last_step_change if is_stepping else 0.0
             case Telemetry():
+                if child.host:
+                    message = child.clock.shifted(message, now)
                 self.values.update(message.values)
                 self.publisher.take(child.name, message)
                 for kind, facts in message.events:
@@ -785,7 +878,9 @@ class Supervisor:
     async def _ping_forever(self) -> None:
         while True:
             self._pings += 1
-            self._outbound.broadcast(Ping(seq=self._pings))
+            ping = Ping(seq=self._pings)
+            self._outbound.broadcast(ping)
+            self.hosts.ping(ping)
             self._share_samples()
             await asyncio.sleep(self._pace.ping_s)
 

@@ -17,16 +17,19 @@ from mstar_core.config.files.load import VARIANTS
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.host.private_files import write_private
+from mstar_core.messages.names import weights_name
 from mstar_core.plugin.loader import served_model
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.sockets import ChildSockets
 from mstar_core.targets import load_target
+from mstar_core.weights.fingerprint import fingerprint
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "weights"
 RESULT: Final = "weights.folder"
+FINGERPRINT: Final = "weights.fingerprint"
 REPORT_S: Final = 0.1
 
 
@@ -66,6 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.weights.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
     arguments = start_child(NAME, argv)
     spec = arguments.spec
+    arguments = arguments._replace(name=weights_name(spec.on_host))
     with ChildSockets(arguments) as sockets:
         life = sockets.life
         with life.guarded():
@@ -73,8 +77,10 @@ def main(argv: list[str] | None = None) -> None:
             model = served_model(spec.plugin, spec.model)
             folder = checkpoint_folder(spec, model, _DownloadProgress(life))
             model.bound(folder, spec.model_kwargs)  # fails here for an unreadable checkpoint, before any worker starts
-            result = Path(spec.run_dir) / RESULT
-            write_private(result, os.fsencode(folder))
+            run_dir = Path(spec.run_dir)
+            if spec.hosts:
+                write_private(run_dir / FINGERPRINT, fingerprint(folder).encode())
+            write_private(run_dir / RESULT, os.fsencode(folder))
             log.info("weights are in %s", folder)
         sockets.close(linger_s=0.5)
 

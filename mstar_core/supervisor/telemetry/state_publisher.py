@@ -25,6 +25,7 @@ from mstar_core.observe.frames import (
     Event,
     GpuStatus,
     GraphView,
+    HostStatus,
     NodeStatus,
     RankStatus,
 )
@@ -38,8 +39,10 @@ from mstar_core.supervisor.telemetry.metric_samples import shared_samples, socke
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec
+    from mstar_core.messages.hosts import HostReading
     from mstar_core.messages.telemetry import EdgeNews, MetricSample
     from mstar_core.supervisor.child import Child as Process
+    from mstar_core.supervisor.hosts.hosts import Hosts
     from mstar_core.supervisor.standby import Standby
 
 PARTS_S: Final = 0.25
@@ -68,6 +71,7 @@ class PublishedSupervisor(Protocol):
     values: dict[str, float]
     children: dict[str, Process]
     standby: Standby
+    hosts: Hosts
 
     @property
     def cordoned(self) -> frozenset[int]:
@@ -120,7 +124,14 @@ class StatePublisher:
 
     def circumstances(self, child: str) -> Circumstances:
         """Return the memory use of a child that has just died, and recent out-of-memory kills."""
-        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=self._kills.recent())
+        reading = self._reading_of(child)
+        kills = self._kills.recent() if reading is None else reading.memory_kills
+        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=kills)
+
+    def _reading_of(self, name: str) -> HostReading | None:
+        """Return the last reading of a child's host, None for the supervisor's own host."""
+        child = self._view.children.get(name)
+        return None if child is None or not child.host else self._view.hosts.reading(child.host)
 
     def phase(self, child: str, phase: Phase) -> dict[str, Any]:
         """Handle a start-up phase. Returns its facts without the graph."""
@@ -187,21 +198,30 @@ class StatePublisher:
             self.hub.head(self._head(nodes, now))
 
     def _look(self, now: float) -> None:
-        pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
+        children = self._view.children.items()
+        pids = {name: child.pid if child.is_running else None for name, child in children if not child.host}
         own = {SUPERVISOR: os.getpid(), STANDBY: self._view.standby.pid}
         self._loads = {name: self._processes.read(pid, now) for name, pid in {**pids, **own}.items()}
+        for name, child in children:
+            if child.host and (reading := self._view.hosts.reading(child.host)) is not None:
+                self._loads[name] = ProcessLoad(reading.cores.get(name), reading.resident_bytes.get(name))
         # A dead process that was not reaped yet has no memory: keep its last reading for the death record.
         self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
         self._kills.sample(now)
-        self.hub.put("hosts", "local", self._host_loads.read(now))
-        gpus = self._gpus.latest(now)
+        for key, host in self._view.hosts.statuses(self._host_loads.read(now)).items():
+            self.hub.put("hosts", key, host)
+        own_gpus = self._gpus.latest(now)
         ranks: dict[str, list[int]] = {}
-        keys = device_keys(gpus)
+        keys = {("", device): key for device, key in device_keys(own_gpus).items()}
+        gpus = {str(gpu.index): gpu for gpu in own_gpus} | self._view.hosts.gpus()
+        keys |= {(gpu.host, f"cuda:{gpu.index}"): key for key, gpu in gpus.items() if gpu.host}
         for plan in self._view.spec.plan.ranks:
-            if plan.device in keys:
-                ranks.setdefault(keys[plan.device], []).append(plan.rank)
-        for gpu in gpus:
-            self.hub.put("gpus", str(gpu.index), msgspec.structs.replace(gpu, ranks=ranks.get(str(gpu.index), [])))
+            if (place := (plan.host, plan.device)) in keys:
+                ranks.setdefault(keys[place], []).append(plan.rank)
+        for key, gpu in gpus.items():
+            self.hub.put("gpus", key, msgspec.structs.replace(gpu, ranks=ranks.get(key, [])))
+        for key in [key for key in self.hub.store.gpus if "/" in key and key not in gpus]:
+            self.hub.remove("gpus", key)
 
     def _put_edges(self, now: float) -> None:
         for key, reported in self._edges.items():
@@ -329,9 +349,10 @@ class StatePublisher:
             own_steps_s = self._rate(now, values.get(f"{name}.steps", 0.0), "rank", name, "steps")
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
             if plan.device == "cpu":  # the device of a CPU rank is the host
-                used, total = load.resident_bytes, self._host_bytes
+                used, total = load.resident_bytes, self._memory_of(plan.host)
             rank = RankStatus(
                 rank=plan.rank,
+                host=plan.host,
                 device=plan.device,
                 gpu=gpus.get(str(plan.rank)),
                 state="" if child is None else self._state_of(child),
@@ -361,6 +382,11 @@ class StatePublisher:
         for key in [key for key in self.hub.store.nodes if key not in nodes]:
             self.hub.remove("nodes", key)
 
+    def _memory_of(self, host: str) -> int | None:
+        """Return the bytes of memory of a host, None if they are unknown."""
+        status = self.hub.store.hosts.get(host) if host else None
+        return self._host_bytes if not host else status.memory_total if isinstance(status, HostStatus) else None
+
     def _put_children(self) -> None:
         for name, child in self._view.children.items():
             self.hub.put("children", name, self._child(child))
@@ -382,6 +408,7 @@ class StatePublisher:
         load = self._loads.get(child.name, NO_LOAD) if child.is_running else NO_LOAD
         return ChildStatus(
             name=child.name,
+            host=child.host,
             state=self._state_of(child),
             pid=child.pid,
             rank=process_rank(child.name),

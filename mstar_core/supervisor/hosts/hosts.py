@@ -1,0 +1,354 @@
+"""All other hosts of a deployment: their agents are started, introduced, watched, replaced and ended here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from mstar_core.cluster.placer import AgentOrder, Placer, StartedAgent
+from mstar_core.config.deployment import DeploymentSpec, HostPlan
+from mstar_core.config.hosts import port_range
+from mstar_core.errors import MstarError, StartError
+from mstar_core.messages.hosts import HostReading, HostSpec, Welcome
+from mstar_core.messages.life import Ping, Stop
+from mstar_core.messages.names import agent_name
+from mstar_core.messages.wire import WIRE_VERSION, Envelope
+from mstar_core.observe.frames import LOCAL, GpuStatus, HostStatus
+from mstar_core.supervisor.child import Pace
+from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.hosts.agent_link import AgentLink
+from mstar_core.supervisor.hosts.devices import bundle_of, with_reserved
+from mstar_core.supervisor.log_file import LogFile
+from mstar_core.transport import Courier, CurveKeys
+from mstar_core.version import __version__
+
+KNOWN_S: Final = 30.0
+"""Time for an agent to reach the supervisor after its welcome."""
+
+FENCE_S: Final = 5.0
+"""Time for the word to an agent that has been replaced to leave, and before it is sent again."""
+
+LEAVE_S: Final = 0.5
+"""Time for a message to an agent that has not answered yet to leave this host."""
+
+VERSIONS: Final[Mapping[str, str]] = {"mstarctl": __version__, "wire": str(WIRE_VERSION)}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteLink:
+    """Means to reach other hosts. endpoint: of the supervisor's mailbox there. keys: of the deployment."""
+
+    endpoint: str
+    keys: CurveKeys
+    placer: Placer
+
+
+class HostedDeployment(Protocol):
+    """The parts of the supervisor that other hosts concern."""
+
+    spec: DeploymentSpec
+    events: Events
+    logs: dict[str, LogFile]
+
+    def respecify(self, spec: DeploymentSpec) -> None:
+        """Replace the spec and make the processes read it that can."""
+
+    async def prepare_host(self, host: str) -> None:
+        """Prepare a host for its ranks: its weights. Raises StartError."""
+
+
+class Hosts:
+    """The other hosts. Owned by the supervisor. Empty for a deployment on one host.
+
+    start: runs a coroutine as a task of the supervisor.
+    """
+
+    def __init__(
+        self,
+        deployment: HostedDeployment,
+        courier: Courier,
+        pace: Pace,
+        remote: RemoteLink | None,
+        start: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.links: dict[str, AgentLink] = {}
+        self._deployment = deployment
+        self._courier = courier
+        self._pace = pace
+        self._remote = remote
+        self._start = start
+        self._keys = itertools.count(1)
+        self._folder = deployment.spec.folder  # as configured; each host finds its own
+        self._past: dict[tuple[str, int], StartedAgent] = {}
+        self._fences = itertools.count(1)
+        self._fenced_at: dict[tuple[str, int], float] = {}
+        self._is_ending = False
+        self._order: AgentOrder | None = None
+        if remote is not None:
+            self._order = AgentOrder(
+                deployment=deployment.spec.name,
+                owner_key=remote.keys.public,
+                ports=port_range(deployment.spec.ray.ports or ""),
+            )
+
+    # -- start ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reserve room, start all agents and wait until they are known. Raises StartError that names the host."""
+        remote, deployment = self._remote, self._deployment
+        if remote is None or self._order is None:
+            return
+        spec = deployment.spec
+        bundles = tuple(bundle_of(spec, host) for host in spec.hosts)
+        for host in spec.hosts:
+            if host.name:
+                deployment.events.add("host.starting", host=host.name, address=host.address)
+                self._add(host)
+        agents = await remote.placer.start(bundles, self._order)
+        plan = with_reserved(spec, {agent.host: agent.gpus for agent in agents})
+        links = {self.links[agent.host]: agent for agent in agents if agent.host}
+        for link, agent in links.items():
+            link.begin(agent)
+        for link, agent in links.items():
+            self._check_versions(link, agent)
+        self._adopt_plans(plan=plan)
+        for result in await asyncio.gather(*map(self._welcome, links), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    def _add(self, host: HostPlan) -> AgentLink:
+        remote, deployment = self._remote, self._deployment
+        assert remote is not None
+        name, spec = agent_name(host.name), deployment.spec
+        deployment.logs[name] = LogFile(Path(spec.log_dir) / f"{name}.log", spec.logs)
+        link = AgentLink(
+            host,
+            bundle_of(spec, host),
+            self._courier,
+            self._keys,
+            remote.endpoint,
+            write_log=deployment.logs[name].write,
+        )
+        self.links[host.name] = link
+        return link
+
+    @staticmethod
+    def _check_versions(link: AgentLink, agent: StartedAgent) -> None:
+        """Raise StartError if the host has another version of mstarctl or of the wire format."""
+        for what, own in VERSIONS.items():
+            other = agent.versions.get(what, own)
+            if other != own:
+                name = "mstarctl" if what == "mstarctl" else "the wire format of mstarctl"
+                raise StartError(
+                    f"host {link.title} has another version of {name}",
+                    f"{other} there, {own} here",
+                    f"install mstarctl {__version__} on every host",
+                    phase="plan",
+                )
+
+    def _adopt_plans(self, **changes: Any) -> None:
+        """Put the current hosts, and other changes, into the spec."""
+        spec = self._deployment.spec
+        hosts = tuple(self.links[host.name].plan if host.name in self.links else host for host in spec.hosts)
+        self._deployment.respecify(msgspec.structs.replace(spec, hosts=hosts, **changes))
+
+    async def _welcome(self, link: AgentLink) -> None:
+        """Introduce the deployment to a new agent, and wait until it is known. Raises StartError."""
+        remote = self._remote
+        assert remote is not None and link.started is not None
+        link.send(
+            Welcome(
+                host=link.name,
+                incarnation=link.incarnation,
+                supervisor=remote.endpoint,
+                public_key=remote.keys.public,
+                secret_key=remote.keys.secret,
+                spec=self.spec_of(link).encode(),
+            )
+        )
+        if not await link.until(lambda: link.is_known or link.state == "lost", KNOWN_S) or not link.is_known:
+            raise StartError(
+                f"the agent of host {link.title} does not answer",
+                f"{link.started.endpoint} from here, or {remote.endpoint} from there, cannot be reached",
+                "let TCP pass between the hosts; ray.ports limits the ports, ray.network chooses the network",
+                phase="plan",
+                code="host_unreachable",
+            )
+
+    def make_ready(self, name: str) -> None:
+        """Note that processes may start on a host: its weights are there."""
+        link = self.links[name]
+        link.set_state("ready")
+        self._deployment.events.add("host.ready", host=name, address=link.plan.address, incarnation=link.incarnation)
+
+    def spec_of(self, link: AgentLink) -> DeploymentSpec:
+        """Return the spec for a host: without keys of clients. The agent puts in the paths of its host."""
+        spec = self._deployment.spec
+        api = msgspec.structs.replace(spec.api, api_keys=(), metrics_keys=())
+        return msgspec.structs.replace(spec, on_host=link.name, folder=self._folder, api=api)
+
+    # -- while it serves --------------------------------------------------------------------------------------
+
+    async def available(self, hosts: Collection[str]) -> None:
+        """Wait until processes can start on these hosts."""
+        for name in hosts:
+            if (link := self.links.get(name)) is not None:
+                while not link.is_ready:
+                    await link.changed.wait()
+
+    def respecify(self) -> None:
+        """Send the changed spec to all agents."""
+        for link in self.links.values():
+            if link.is_known:
+                link.send(HostSpec(spec=self.spec_of(link).encode()))
+
+    def ping(self, message: Ping) -> None:
+        """Send a heartbeat to all agents."""
+        for link in self.links.values():
+            if link.is_known:
+                link.ping(message)
+
+    def on(self, envelope: Envelope) -> bool:
+        """Handle a message, if it comes from an agent. Returns whether it does."""
+        link = next((each for each in self.links.values() if agent_name(each.name) == envelope.sender), None)
+        if link is None:
+            return False
+        is_current = envelope.incarnation == link.incarnation and link.state not in ("lost", "waiting")
+        if is_current:
+            link.on(envelope.body)
+            if link.ended.is_set() and link.is_known and not self._is_ending:
+                self._lose(link, "its agent has ended")
+        else:
+            self._fence(link.name, envelope.incarnation)
+        return True
+
+    def _fence(self, host: str, incarnation: int) -> None:
+        """Tell an agent that was given up to end, with its processes: others have taken their place."""
+        key, now = (host, incarnation), time.monotonic()
+        agent = self._past.get(key)
+        if agent is None or now < self._fenced_at.get(key, 0.0) + FENCE_S:
+            return
+        self._fenced_at[key] = now
+        name, number = f"{agent_name(host)}.{incarnation}", next(self._fences)
+        self._deployment.events.add("host.fenced", host=host, incarnation=incarnation)
+        self._courier.connect(name, agent.endpoint, number, server_key=agent.key)
+        self._courier.send(name, Stop(reason="the supervisor has given it up"))
+        asyncio.get_running_loop().call_later(FENCE_S, self._courier.disconnect, name, number)
+
+    async def watch(self) -> None:
+        """Give up agents that are silent, forever."""
+        checked = time.monotonic()
+        while True:
+            await asyncio.sleep(self._pace.watch_s)
+            now = time.monotonic()
+            late_s = now - checked - self._pace.watch_s
+            for link in self.links.values():
+                if late_s > self._pace.watch_s:  # messages of the time in which this process did not run are unread
+                    link.seen += late_s
+                if link.is_known and now - link.seen > self._pace.host_silence_s:
+                    self._lose(link, f"its agent has been silent for {now - link.seen:.0f} s")
+            checked = time.monotonic()
+
+    def _lose(self, link: AgentLink, why: str) -> None:
+        """Give up a host and its processes, and look for another one unless that is done already."""
+        assert link.started is not None
+        was_ready = link.is_ready
+        self._past[link.name, link.incarnation] = link.started
+        self._deployment.events.add("host.lost", host=link.name, address=link.plan.address, why=why)
+        link.lose(why)
+        if was_ready:
+            self._start(self._replace(link))
+
+    async def _replace(self, link: AgentLink) -> None:
+        """Start another agent in place of a lost one, as often as necessary."""
+        events, attempts = self._deployment.events, 0
+        why = "room for its processes"
+        while True:
+            link.set_state("waiting", why)
+            events.add("host.waiting", host=link.name, why=why)
+            if attempts:
+                await asyncio.sleep(self._pace.host_retry_s[min(attempts, len(self._pace.host_retry_s)) - 1])
+            attempts += 1
+            try:
+                await self._start_again(link)
+            except MstarError as error:
+                self._give_up(link)
+                why = "; ".join(part for part in (error.title, error.detail) if part)
+                continue
+            events.add("host.replaced", host=link.name, address=link.plan.address, incarnation=link.incarnation)
+            self.make_ready(link.name)
+            return
+
+    async def _start_again(self, link: AgentLink) -> None:
+        remote, order, deployment = self._remote, self._order, self._deployment
+        assert remote is not None and order is not None
+        link.bundle = bundle_of(deployment.spec, link.plan)
+        agent = await remote.placer.replace(link.bundle, order)
+        plan = with_reserved(deployment.spec, {link.name: agent.gpus})
+        link.set_state("starting")
+        link.begin(agent)
+        self._check_versions(link, agent)
+        self._adopt_plans(plan=plan)
+        await self._welcome(link)
+        await deployment.prepare_host(link.name)
+
+    def _give_up(self, link: AgentLink) -> None:
+        """End an agent that was started in vain."""
+        if link.state == "starting" and link.started is not None:
+            self._past[link.name, link.incarnation] = link.started
+            link.lose("it could not be used")
+            self._fence(link.name, link.incarnation)
+
+    async def find_ports(self, host: str, count: int) -> list[int]:
+        """Return free TCP ports of another host. Raises StartError."""
+        return await self.links[host].find_ports(count)
+
+    # -- end --------------------------------------------------------------------------------------------------
+
+    async def stop(self, reason: str) -> None:
+        """End all agents, and give their room back."""
+        if self._remote is None:
+            return
+        self._is_ending = True
+        for link in self.links.values():
+            link.send(Stop(reason=reason))
+        if self.links and not all(link.is_known for link in self.links.values()):
+            await asyncio.sleep(LEAVE_S)
+        known = [link for link in self.links.values() if link.is_known]
+        await asyncio.gather(*(link.until(link.ended.is_set, self._pace.stop_s) for link in known))
+        await self._remote.placer.release()
+        for link in self.links.values():
+            self._courier.disconnect(agent_name(link.name), link.incarnation)
+            self._deployment.logs[agent_name(link.name)].close()
+
+    # -- as they are shown ------------------------------------------------------------------------------------
+
+    def reading(self, host: str) -> HostReading | None:
+        """Return the last reading of another host."""
+        link = self.links.get(host)
+        return None if link is None else link.reading
+
+    def statuses(self, local: HostStatus) -> dict[str, HostStatus]:
+        """Return all hosts by key. local: loads of the supervisor's."""
+        if not self.links:
+            return {LOCAL: local}
+        own = next((host for host in self._deployment.spec.hosts if not host.name), None)
+        if own is not None:
+            local = msgspec.structs.replace(
+                local, title=own.title, address=own.address, node=own.node, state="ready", versions=dict(VERSIONS)
+            )
+        return {LOCAL: local, **{name: link.status() for name, link in self.links.items()}}
+
+    def gpus(self) -> dict[str, GpuStatus]:
+        """Return the GPUs of the other hosts by key, `HOST/INDEX`."""
+        return {f"{name}/{gpu.index}": gpu for name, link in self.links.items() for gpu in link.gpus()}
