@@ -15,9 +15,9 @@ from mstar_core.host.private_files import write_private
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
 from mstar_core.messages.names import follower_name, worker_name
+from mstar_core.supervisor.clock_shift import ClockShift
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.spawner import ChildProcess, Spawner
-from mstar_core.supervisor.telemetry.clock_shift import ClockShift
 
 NO_FDS: Final[Mapping[str, int]] = MappingProxyType({})
 

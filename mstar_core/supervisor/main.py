@@ -206,8 +206,8 @@ def reload_for_signal(supervisor: Supervisor) -> None:
 
 
 def remote_access(spec: DeploymentSpec, run: RunDirectory) -> RemoteAccess | None:
-    """Make the keys of a deployment with other hosts, for its processes too. Returns None for one without."""
-    if not any(host.name for host in spec.hosts):
+    """Make the keys of a deployment on a cluster, for its processes too. Returns None for one without a cluster."""
+    if not spec.hosts:
         return None
     keys = make_keys()
     write_keys(run.path / KEYS_FILE, keys)

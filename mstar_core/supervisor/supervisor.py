@@ -43,7 +43,7 @@ from mstar_core.messages.names import API, CONDUCTOR, rank_of, weights_name
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
-from mstar_core.observe.frames import HostStatus, RankStatus
+from mstar_core.observe.frames import LOCAL, HostStatus, RankStatus
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.process.logs import hide_secrets
 from mstar_core.process.peers import Peers
@@ -71,7 +71,7 @@ from mstar_core.supervisor.deaths import (
 )
 from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.health import Watchdog, can_serve
-from mstar_core.supervisor.hosts.hosts import Hosts, RemoteLink
+from mstar_core.supervisor.hosts.hosts import OtherHosts, RemoteLink
 from mstar_core.supervisor.hosts.remote_process import HOST_LOST
 from mstar_core.supervisor.hosts.weights import PreparedWeights
 from mstar_core.supervisor.listener import PortListener
@@ -144,7 +144,7 @@ class Supervisor:
         self.publisher = StatePublisher(self, self.hub, self.gpus)
         self.events = Events(Path(spec.log_dir) / "events.ndjson", self.publisher.event)
         self.standby = Standby(standby, run, self.events, pace, self.logs)
-        self.hosts = Hosts(self, courier, pace, remote, self._task)
+        self.hosts = OtherHosts(self, courier, pace, remote, self._task)
         self._throttle = EventThrottle(self.publisher.requests.name_of)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
@@ -240,7 +240,7 @@ class Supervisor:
 
     async def _start_hosts(self) -> None:
         """Start the agents of other hosts, unless the deployment is stopped meanwhile. A failure ends the start."""
-        starting, ended = self._task(self.hosts.start()), asyncio.ensure_future(self._ended.wait())
+        starting, ended = asyncio.ensure_future(self.hosts.start()), asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -250,6 +250,7 @@ class Supervisor:
         finally:
             ended.cancel()
             starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
     def leave(self, reason: str, cut: str = "") -> None:
         """End now that requests go to another deployment. cut: why those in flight do not finish, if any are left."""
@@ -384,9 +385,9 @@ class Supervisor:
         """Return the ranks as they are shown, by number."""
         return {key: rank for key, rank in self.hub.store.ranks.items() if isinstance(rank, RankStatus)}
 
-    def host_free(self) -> int | None:
-        """Return the free memory of the host in bytes, None if unknown."""
-        host = self.hub.store.hosts.get("local")
+    def host_free(self, host_name: str) -> int | None:
+        """Return the free memory of a host in bytes, None if unknown. host_name: empty for the supervisor's."""
+        host = self.hub.store.hosts.get(host_name or LOCAL)
         return host.memory_total - host.memory_used if isinstance(host, HostStatus) and host.memory_total else None
 
     async def enlist(self) -> None:

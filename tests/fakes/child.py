@@ -22,13 +22,17 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.messages.life import Cordon, Cordoned, Drained, ServiceState
+from mstar_core.messages.names import weights_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
 from mstar_core.supervisor.child import ChildKind
-from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport import KEYS_FILE, Courier, Mailbox, RemoteAccess, mailbox_endpoint, read_keys
 
 SCRIPTS = "MSTAR_FAKE_CHILDREN"
+WEIGHTS = "MSTAR_FAKE_WEIGHTS"
+"""Fingerprint of the weights of a host."""
+
 PHASES = {"weights": ("fetch",), "conductor": (), "api": ("pool",)}
 WORKER_PHASES = ("device", "weights", "kv", "kernels", "warm", "capture")
 
@@ -63,10 +67,16 @@ class Script:
 
 def fake_kinds(spec: DeploymentSpec) -> list[ChildKind]:
     """The processes of a deployment, all played by this module."""
-    names = ["weights", "conductor", *(f"worker-{rank.rank}" for rank in spec.plan.ranks), "api"]
+    hosts = {f"worker-{rank.rank}": rank.host for rank in spec.plan.ranks}
     return [
-        ChildKind(name=name, module=MODULE, arguments=("--name", name), has_standby=name.startswith("worker"))
-        for name in names
+        ChildKind(
+            name=name,
+            module=MODULE,
+            arguments=("--name", name),
+            has_standby=name in hosts and not hosts[name],
+            host=hosts.get(name, ""),
+        )
+        for name in ("weights", "conductor", *hosts, "api")
     ]
 
 
@@ -95,22 +105,30 @@ def main() -> None:
     parser.add_argument("--store", type=int)
     args = parser.parse_args()
     spec = DeploymentSpec.load(args.spec)
+    is_weights = args.name == "weights"
+    args.name = weights_name(spec.on_host) if is_weights else args.name
     start_logging(args.name)
     script = Script.of(args.name, args.incarnation)
     if script.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     codec = WireCodec(args.name, args.incarnation)
-    with zmq.Context() as context, Courier(context, codec) as courier:
+    access = None
+    if spec.hosts:
+        access = RemoteAccess(spec.address, read_keys(Path(spec.run_dir) / KEYS_FILE))
+    with zmq.Context() as context, Courier(context, codec, keys=access.keys if access else None) as courier:
         life = ChildLife(args.name, args.incarnation, spec, courier, supervisor=args.supervisor)
         with life.guarded():
             if script.phase == "spawn":
                 misbehave(life, "spawn", script)
-            if args.name == "weights":
+            if is_weights:
                 for phase in PHASES["weights"]:
                     enter(life, phase, script)
                 (Path(spec.run_dir) / "weights.folder").write_text(spec.run_dir)
+                (Path(spec.run_dir) / "weights.fingerprint").write_text(os.environ.get(WEIGHTS, "same"))
             else:
-                with Mailbox(context, mailbox_endpoint(spec.ipc_dir, args.name, args.incarnation), codec) as box:
+                endpoint = mailbox_endpoint(spec.ipc_dir, args.name, args.incarnation)
+                with Mailbox(context, endpoint, codec, remote=access) as box:
+                    life.remote_endpoint = box.remote_endpoint
                     serve(life, box, courier, args.name, script)
         courier.close(linger_s=0.5)
 

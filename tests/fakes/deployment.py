@@ -17,12 +17,15 @@ import msgspec
 import pytest
 import zmq
 
+from mstar_core.cluster.placer import Placer
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
 from mstar_core.supervisor.child import ChildKind, Pace
+from mstar_core.supervisor.hosts.hosts import RemoteLink
+from mstar_core.supervisor.main import remote_access
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 from mstarctl.client.log_dirs import new_log_dir
@@ -111,18 +114,22 @@ def start(make_spec: MakeSpec, play: Callable[..., None]) -> Iterator[Launch]:
 
 @asynccontextmanager
 async def running(
-    spec: DeploymentSpec, pace: Pace = QUICK, standby: ChildKind | None = None
+    spec: DeploymentSpec, pace: Pace = QUICK, standby: ChildKind | None = None, placer: Placer | None = None
 ) -> AsyncIterator[tuple[Supervisor, asyncio.Task[ExitCode]]]:
-    """Run the supervisor of `spec` until the end of the block."""
+    """Run the supervisor of `spec` until the end of the block. placer: if the plan has other hosts."""
     run, codec = RunDirectory.of(spec.name), WireCodec("supervisor", 0)
     run.spec.write_bytes(spec.encode())
     endpoint, loop = mailbox_endpoint(run.ipc, "supervisor", 0), asyncio.get_running_loop()
+    access = remote_access(spec, run)
     with (
         zmq.Context() as context,
-        Courier(context, codec) as courier,
-        Mailbox(context, endpoint, codec) as box,
+        Courier(context, codec, keys=access.keys if access else None) as courier,
+        Mailbox(context, endpoint, codec, remote=access) as box,
     ):
-        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace, standby=standby)
+        remote = None
+        if access is not None and placer is not None:
+            remote = RemoteLink(endpoint=box.remote_endpoint, keys=access.keys, placer=placer)
+        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace, standby=standby, remote=remote)
         box.attach(loop, supervisor.on_batch)
         task = asyncio.create_task(supervisor.run())
         try:

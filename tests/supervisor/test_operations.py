@@ -258,7 +258,7 @@ async def test_a_scale_that_cannot_be_is_refused_before_it_begins(logged_spec: A
         with pytest.raises(ConfigError, match="cannot have 1000000 replicas"):
             supervisor.operations.scale(1_000_000, [])
         await loads_read(supervisor)
-        supervisor.host_free = lambda: 1  # type: ignore[method-assign]
+        supervisor.host_free = lambda host: 1  # type: ignore[method-assign]
         with pytest.raises(StartError, match="do not fit into the memory of the host"):
             supervisor.operations.scale(2, [])
         assert supervisor.operations.latest is None

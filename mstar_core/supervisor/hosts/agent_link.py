@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class AgentLink:
-    """One other host. Owned by `Hosts`. A `Spawner` for the children of that host.
+    """One other host. Owned by `OtherHosts`. A `Spawner` for the children of that host.
 
     plan: its name and address. state: starting, ready, lost or waiting; reason: why it is lost, or what it waits for.
     started: its current agent. seen: time of its last message. ended: its agent has ended in order.

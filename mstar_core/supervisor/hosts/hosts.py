@@ -67,7 +67,7 @@ class HostedDeployment(Protocol):
         """Prepare a host for its ranks: its weights. Raises StartError."""
 
 
-class Hosts:
+class OtherHosts:
     """The other hosts. Owned by the supervisor. Empty for a deployment on one host.
 
     start: runs a coroutine as a task of the supervisor.

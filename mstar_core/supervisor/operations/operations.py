@@ -34,8 +34,8 @@ class OperableDeployment(ScalableDeployment, Protocol):
     def ranks(self) -> Mapping[str, RankStatus]:
         """Return the ranks as they are shown, by number."""
 
-    def host_free(self) -> int | None:
-        """Return the free memory of the host in bytes, None if unknown."""
+    def host_free(self, host: str) -> int | None:
+        """Return the free memory of a host in bytes, None if unknown. host: empty for the supervisor's."""
 
     @property
     def is_restarting(self) -> bool:
@@ -159,11 +159,12 @@ class Operations:
         self._next_rank = max(self._next_rank, *(rank.rank + 1 for rank in plan.ranks))
         hosts = [host.name for host in deployment.spec.hosts] or [""]
         change = with_replicas(plan, replicas, free, self._next_rank, hosts=hosts, spread=deployment.spec.ray.spread)
-        free_bytes = {device.name: device.free_bytes for device in free}
-        check_room(change, deployment.ranks(), free_bytes, deployment.host_free())
+        free_bytes = {(device.host, device.name): device.free_bytes for device in free}
+        check_room(change, deployment.ranks(), free_bytes, deployment.host_free)
         added = {rank for column in change.added for rank in column}
-        devices = {rank.device for rank in change.plan.ranks if rank.rank in added}
-        keys = {device.name: device.key for device in free if device.name in devices}
+        # Agents lock the GPUs of other hosts before they start a process there.
+        devices = {rank.device for rank in change.plan.ranks if rank.rank in added and not rank.host}
+        keys = {device.name: device.key for device in free if device.name in devices and not device.host}
         for name, key in keys.items():
             self._locks[name] = acquire_gpus({name: key}, deployment.spec.name)
         limit_s = deployment.spec.drain_timeout_s
@@ -264,6 +265,6 @@ class Operations:
 
     def _release_locks(self) -> None:
         """Release the GPUs that an operation has locked and that no rank uses now."""
-        used = {rank.device for rank in self._deployment.spec.plan.ranks}
+        used = {rank.device for rank in self._deployment.spec.plan.ranks if not rank.host}
         for device in [device for device in self._locks if device not in used]:
             release(self._locks.pop(device))

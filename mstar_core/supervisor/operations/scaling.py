@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -31,24 +32,29 @@ class ScalableDeployment(RollingDeployment, Protocol):
 
 
 def check_room(
-    change: Change, ranks: Mapping[str, RankStatus], free_bytes: Mapping[str, int], host_free: int | None
+    change: Change,
+    ranks: Mapping[str, RankStatus],
+    free_bytes: Mapping[tuple[str, str], int],
+    host_free: Callable[[str], int | None],
 ) -> None:
     """Raise StartError if the new ranks do not fit into the free memory, by what the copied ones use.
 
-    ranks: by number as text. free_bytes: of the devices. host_free: free memory of the host, None if unknown.
+    ranks: by number as text. free_bytes: of the devices, by host and device. host_free: returns the free memory of a
+    host, None if unknown.
     """
-    devices = {rank.rank: rank.device for rank in change.plan.ranks}
-    host_needed = 0
+    plans = {rank.rank: rank for rank in change.plan.ranks}
+    needed: Counter[str] = Counter()
     for new, old in change.copied:
-        known = ranks.get(str(old))
+        known, plan = ranks.get(str(old)), plans[new]
         if known is None:
             continue
-        if devices[new] == "cpu":
-            host_needed += known.resident_bytes or 0
-        elif (known.memory_used or 0) > free_bytes.get(devices[new], 0):
-            raise _no_room(devices[new], known.memory_used or 0, free_bytes.get(devices[new], 0))
-    if host_free is not None and host_needed > host_free:
-        raise _no_room("the host", host_needed, host_free)
+        if plan.device == "cpu":
+            needed[plan.host] += known.resident_bytes or 0
+        elif (used := known.memory_used or 0) > (free := free_bytes.get((plan.host, plan.device), 0)):
+            raise _no_room(f"{plan.device} of host {plan.host}" if plan.host else plan.device, used, free)
+    for host, size in needed.items():
+        if (left := host_free(host)) is not None and size > left:
+            raise _no_room(f"host {host}" if host else "the host", size, left)
 
 
 def _no_room(where: str, needed: int, free: int) -> StartError:

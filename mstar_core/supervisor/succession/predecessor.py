@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from mstar_core.errors import MstarError, StartError
+from mstar_core.errors import MstarError, StartError, StateConflict
 from mstar_core.supervisor.operations.rolling import RollingDeployment
 from mstar_core.supervisor.succession.wire import PACKET, SERVES, Answer, Claim
 
 if TYPE_CHECKING:
+    from mstar_core.config.deployment import DeploymentSpec
     from mstar_core.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,16 @@ class Replacement:
             raise StartError("the new deployment has ended", "it did not take over", "this one serves on")
 
 
+def check_hosts(spec: DeploymentSpec, claim: Claim) -> None:
+    """Raise StateConflict if a deployment on a cluster would serve beside its successor: its room has one owner."""
+    if spec.hosts and not claim.stop_first:
+        raise StateConflict(
+            f"deployment {spec.name!r} on several hosts cannot be replaced while it serves",
+            hint="mstarctl up --replace --stop-first ends it first",
+            code="several_hosts",
+        )
+
+
 class HandoverServer:
     """Socket at which the successor of a deployment asks for what it holds. Owned by the supervisor's main.
 
@@ -132,6 +143,7 @@ class HandoverServer:
         deployment = self._deployment
         try:
             deployment.operations.check_serving()
+            check_hosts(deployment.spec, claim)
         except MstarError as error:
             refusal = Answer(title=error.title, detail=error.detail, hint=error.hint, code=error.code)
             channel.send(msgspec.json.encode(refusal))

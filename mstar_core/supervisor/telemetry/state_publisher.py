@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mstar_core.messages.hosts import HostReading
     from mstar_core.messages.telemetry import EdgeNews, MetricSample
     from mstar_core.supervisor.child import Child as Process
-    from mstar_core.supervisor.hosts.hosts import Hosts
+    from mstar_core.supervisor.hosts.hosts import OtherHosts
     from mstar_core.supervisor.standby import Standby
 
 PARTS_S: Final = 0.25
@@ -71,7 +71,7 @@ class PublishedSupervisor(Protocol):
     values: dict[str, float]
     children: dict[str, Process]
     standby: Standby
-    hosts: Hosts
+    hosts: OtherHosts
 
     @property
     def cordoned(self) -> frozenset[int]:

@@ -1,0 +1,237 @@
+"""Deployments on several hosts: the real supervisor and real agents, with fake children that fail on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from mstar_core.config.deployment import HostPlan, NodePlacement, Plan, RankPlan
+from mstar_core.errors import ExitCode
+from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
+from mstar_core.supervisor.child import Pace
+from mstar_core.supervisor.deaths import public_sentence
+from tests.fakes.child import WEIGHTS
+from tests.fakes.deployment import LIMIT_S, event, running
+from tests.fakes.placer import ProcessPlacer
+
+Play = Callable[..., None]
+QUICK: Final = Pace(
+    watch_s=0.1, ping_s=0.2, backoff_s=(0.01,), stop_s=10.0, stacks_s=0.2, host_silence_s=3.0, host_retry_s=(0.05,)
+)
+HOSTS: Final = (HostPlan(name="", address="127.0.0.1"), HostPlan(name="b", address="127.0.0.1"))
+
+
+def two_hosts(device: str = "cpu", *more: RankPlan) -> dict[str, Any]:
+    """Return the fields of a spec with a replica on each of two hosts."""
+    ranks = (
+        RankPlan(rank=0, device="cpu", nodes=("LLM",)),
+        RankPlan(rank=1, device=device, nodes=("LLM",), host="b"),
+        *more,
+    )
+    replicas = tuple((rank.rank,) for rank in ranks)
+    plan = Plan(ranks=ranks, placements=(NodePlacement(node="LLM", replicas=replicas),))
+    return {"plan": plan, "hosts": HOSTS}
+
+
+@pytest.fixture
+def placer() -> Iterator[ProcessPlacer]:
+    """Start agents here; kill those that are left."""
+    made = ProcessPlacer()
+    yield made
+    made.close()
+
+
+async def until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until a condition holds. Fails if it does not."""
+    async with asyncio.timeout(limit_s):
+        while not is_so():  # noqa: ASYNC110 processes and files of others give no event
+            await asyncio.sleep(0.05)
+
+
+async def gone(is_alive: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until a process is gone. Fails if it stays."""
+    await until(lambda: not is_alive(), limit_s)
+
+
+def agent_folders(runtime: Path) -> list[Path]:
+    """Return the run directories of agents."""
+    return [path for path in runtime.iterdir() if path.name.startswith(".fake@")]
+
+
+def exists(pid: int | None) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_a_start_on_two_hosts_becomes_ready_and_ends_with_nothing_left(
+    logged_spec: Any, play: Play, placer: ProcessPlacer, runtime: Path
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        ready = await event(supervisor, "host.ready")
+        assert ready["host"] == "b"
+        remote = supervisor.children["worker-1"]
+        assert remote.host == "b" and remote.remote_endpoint.startswith("tcp://127.0.0.1:")
+        assert exists(remote.pid) and remote.pid != supervisor.children["worker-0"].pid
+        (folder,) = agent_folders(runtime)
+        assert (folder / "curve.json").stat().st_mode & 0o777 == 0o600
+        store = supervisor.hub.store
+        await until(lambda: "b" in store.hosts and bool(store.hosts["b"].cores))
+        supervisor.publisher.refresh(now_all=True)
+        assert (store.hosts["b"].state, store.ranks["1"].host, store.children["worker-1"].host) == ("ready", "b", "b")
+        supervisor.stop()
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
+    await gone(lambda: placer.is_alive("b", 1))
+    assert placer.released and not exists(remote.pid)
+    assert not agent_folders(runtime)
+
+
+async def test_the_output_and_the_fatal_record_of_a_process_reach_the_supervisor(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    play(worker_1={"phase": "weights", "how": "error"})
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.INVALID
+        cause = supervisor.record()["cause"]
+        log = supervisor.children["worker-1"].log.path.read_text()
+    assert cause["message"] == "worker-1 lacks a file on host b" and cause["phase"] == "weights"
+    assert cause["monotonic"] <= time.monotonic() and "lacks a file" in log
+
+
+async def test_a_worker_that_dies_on_another_host_comes_back_there(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        worker = supervisor.children["worker-1"]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        died = await event(supervisor, "child.died")
+        assert (died["cause"], died["host"]) == ("worker-1 was killed by SIGKILL on host b", "b")
+        await event(supervisor, "deployment.ready", 2)
+        assert worker.incarnation == 2 and exists(worker.pid) and len(placer.started["b"]) == 1
+
+
+async def test_a_lost_host_is_replaced_and_its_ranks_start_there(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        placer.full = "all are in use"
+        began = time.monotonic()
+        placer.signal("b", signal.SIGKILL)
+        died = await event(supervisor, "child.died", child="worker-1")
+        assert time.monotonic() - began < QUICK.host_silence_s + 2.0
+        assert died["cause"] == "host b was lost" and public_sentence(supervisor.deaths[-1]) == "a host was lost"
+        waiting = await event(supervisor, "host.waiting", 2)
+        assert "all are in use" in waiting["why"] and supervisor.state == "degraded"
+        assert supervisor.children["worker-0"].state == "ready", "the other replica serves on"
+        placer.full = ""
+        replaced = await event(supervisor, "host.replaced")
+        assert replaced["incarnation"] == 2
+        await event(supervisor, "deployment.ready", 2)
+        assert supervisor.children["worker-1"].incarnation == 2
+
+
+async def test_an_agent_that_was_given_up_ends_with_its_processes_when_it_runs_again(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        placer.full = "all are in use"
+        old = supervisor.children["worker-1"].pid
+        placer.signal("b", signal.SIGSTOP)
+        await event(supervisor, "host.lost")
+        placer.signal("b", signal.SIGCONT)
+        await event(supervisor, "host.fenced", incarnation=1)
+        await gone(lambda: placer.is_alive("b", 1) or exists(old), 8.0)
+
+
+async def test_a_new_agent_on_the_same_host_ends_a_suspended_one(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        old = supervisor.children["worker-1"].pid
+        placer.signal("b", signal.SIGSTOP)
+        await event(supervisor, "deployment.ready", 2)
+        assert not placer.is_alive("b", 1) and not exists(old)
+        assert placer.is_alive("b", 2) and exists(supervisor.children["worker-1"].pid)
+
+
+async def test_agents_end_by_themselves_when_the_supervisor_is_silent(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        worker = supervisor.children["worker-1"].pid
+        supervisor.hosts.ping = lambda message: None  # type: ignore[method-assign]
+        await gone(lambda: placer.is_alive("b", 1) or exists(worker), 25.0)
+
+
+async def test_a_placer_that_fails_fails_the_start_with_its_words(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    placer.full = "2 CPUs are needed, none is free"
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.START_FAILED
+        cause = supervisor.record()["cause"]
+    assert cause["message"] == "no host of the cluster has room" and cause["detail"] == placer.full
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({"mstarctl": "0.0.1"}, "host b has another version of mstarctl"),
+        ({"wire": "1"}, "host b has another version of the wire format of mstarctl"),
+    ],
+)
+async def test_another_version_is_refused_with_the_name_of_the_host(
+    versions: dict[str, str], words: str, logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    placer.versions = versions
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.START_FAILED
+        assert supervisor.record()["cause"]["message"] == words
+    await gone(lambda: placer.is_alive("b", 1))
+
+
+async def test_a_mixture_of_weights_is_refused_with_the_name_of_the_host(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    placer.environments["b"] = {WEIGHTS: "other"}
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.START_FAILED
+        assert supervisor.record()["cause"]["message"].startswith("host b has other weights")
+
+
+async def test_a_gpu_in_use_is_refused_with_host_and_number(
+    logged_spec: Any, play: Play, placer: ProcessPlacer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(runtime / "locks"))
+    placer.gpus["b"] = (3,)
+    held = acquire_gpus({"cuda:3": "cuda:3"}, "other")
+    try:
+        async with running(logged_spec(**two_hosts("cuda:0")), QUICK, placer=placer) as (supervisor, task):
+            assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.START_FAILED
+            cause = supervisor.record()["cause"]
+            assert supervisor.spec.plan.ranks[1].device == "cuda:3", "the reserved one"
+    finally:
+        release(held)
+    assert cause["message"] == "GPU 3 is in use on host b" and "'other'" in cause["detail"]
+
+
+async def test_a_restart_renews_the_processes_of_all_hosts(logged_spec: Any, play: Play, placer: ProcessPlacer) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.ask_restart()
+        await event(supervisor, "deployment.ready", 2)
+        assert {child.incarnation for child in supervisor.children.values()} == {2}
+        supervisor.operations.restart()
+        await until(lambda: not supervisor.operations.is_running)
+        assert {child.incarnation for child in supervisor.children.values()} == {3} and supervisor.deaths == []
