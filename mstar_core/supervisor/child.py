@@ -100,11 +100,17 @@ class Child:
         return self.process is not None and self.process.is_suspended()
 
     async def spawn(
-        self, spawner: Spawner, inherited: Mapping[str, int] = NO_FDS, *, takes_standby: bool = False
+        self,
+        spawner: Spawner,
+        inherited: Mapping[str, int] = NO_FDS,
+        extra: Sequence[str] = (),
+        *,
+        takes_standby: bool = False,
     ) -> None:
         """Start the next incarnation. Raises OSError or MstarError if there is no process.
 
-        inherited: descriptors by the name of the option that tells the child their numbers. takes_standby: whether a
+        inherited: descriptors by the name of the option that tells the child their numbers. extra: further arguments.
+        takes_standby: whether a
         standby process may become it.
         """
         self.incarnation += 1
@@ -117,7 +123,7 @@ class Child:
         self.clock = ClockShift()
         options = (text for name, fd in inherited.items() for text in (f"--{name}", str(fd)))
         identity = ("--incarnation", str(self.incarnation), "--supervisor", spawner.endpoint)
-        arguments = (*identity, *self.kind.arguments, *options)
+        arguments = (*identity, *self.kind.arguments, *options, *extra)
         fds = tuple(inherited.values())
         self.process = await spawner.start(
             self.name, self.kind.module, arguments, inherited=fds, takes_standby=takes_standby

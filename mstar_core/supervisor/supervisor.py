@@ -556,7 +556,8 @@ class Supervisor:
     async def _spawn(self, child: Child, *, takes_standby: bool = False) -> None:
         try:
             with self._inherited(child) as descriptors:
-                await child.spawn(self._spawner_of(child), descriptors, takes_standby=takes_standby)
+                meeting = await self.hosts.meeting(child)
+                await child.spawn(self._spawner_of(child), descriptors, meeting, takes_standby=takes_standby)
         except (MstarError, OSError) as error:
             self._not_spawned(child, start_record(child.name, error))
             return
@@ -726,6 +727,7 @@ class Supervisor:
         await self._wait_ends(group)
         await self.hosts.available({child.host for child in group})
         async with self._spawning:
+            epoch = max(child.incarnation for child in group)
             for child in group:
                 is_replaced = self._spawns[group[0].name] is not asyncio.current_task()
                 if self._ended.is_set() or is_replaced or child.is_running:
@@ -734,6 +736,7 @@ class Supervisor:
                     self.events.add("child.restarting", child=child.name, after_s=delay_s)
                 takes = child.kind.has_standby and not child.renewing
                 child.renewing = child.ends_with_group = False
+                child.incarnation = epoch  # of all members, also after one that could not be started
                 await self._spawn(child, takes_standby=takes)
 
     async def _wait_ends(self, group: list[Child]) -> None:

@@ -22,7 +22,7 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.messages.life import Cordon, Cordoned, Drained, ServiceState
-from mstar_core.messages.names import weights_name
+from mstar_core.messages.names import follower_name, weights_name, worker_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
@@ -67,13 +67,15 @@ class Script:
 
 def fake_kinds(spec: DeploymentSpec) -> list[ChildKind]:
     """The processes of a deployment, all played by this module."""
-    hosts = {f"worker-{rank.rank}": rank.host for rank in spec.plan.ranks}
+    ranks = spec.plan.ranks
+    hosts = {worker_name(rank.rank): rank.host for rank in ranks if rank.nodes}
+    hosts |= {follower_name(rank.rank): rank.host for rank in ranks if rank.follows}
     return [
         ChildKind(
             name=name,
             module=MODULE,
             arguments=("--name", name),
-            has_standby=name in hosts and not hosts[name],
+            has_standby=name.startswith("worker") and not hosts[name],
             host=hosts.get(name, ""),
         )
         for name in ("weights", "conductor", *hosts, "api")
@@ -103,11 +105,14 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--listener", type=int)
     parser.add_argument("--store", type=int)
+    parser.add_argument("--meet", default="")
     args = parser.parse_args()
     spec = DeploymentSpec.load(args.spec)
     is_weights = args.name == "weights"
     args.name = weights_name(spec.on_host) if is_weights else args.name
     start_logging(args.name)
+    if args.meet:
+        print(f"meets at {args.meet}", flush=True)
     script = Script.of(args.name, args.incarnation)
     if script.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

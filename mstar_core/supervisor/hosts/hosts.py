@@ -17,12 +17,13 @@ from mstar_core.cluster.placer import AgentOrder, Placer, StartedAgent
 from mstar_core.config.deployment import DeploymentSpec, HostPlan
 from mstar_core.config.hosts import port_range
 from mstar_core.errors import MstarError, StartError
+from mstar_core.host.network import free_ports
 from mstar_core.messages.hosts import HostReading, HostSpec, Welcome
 from mstar_core.messages.life import Ping, Stop
-from mstar_core.messages.names import agent_name
+from mstar_core.messages.names import agent_name, process_rank
 from mstar_core.messages.wire import WIRE_VERSION, Envelope
 from mstar_core.observe.frames import LOCAL, GpuStatus, HostStatus
-from mstar_core.supervisor.child import Pace
+from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.hosts.agent_link import AgentLink
 from mstar_core.supervisor.hosts.devices import bundle_of, with_reserved
@@ -35,6 +36,9 @@ KNOWN_S: Final = 30.0
 
 FENCE_S: Final = 5.0
 """Time for the word to an agent that has been replaced to leave, and before it is sent again."""
+
+PORTS: Final = 2
+"""Ports at which a tensor-parallel group on several hosts meets."""
 
 LEAVE_S: Final = 0.5
 """Time for a message to an agent that has not answered yet to leave this host."""
@@ -92,6 +96,7 @@ class OtherHosts:
         self._past: dict[tuple[str, int], StartedAgent] = {}
         self._fences = itertools.count(1)
         self._fenced_at: dict[tuple[str, int], float] = {}
+        self._meetings: dict[int, tuple[int, str]] = {}  # epoch and place of each group, by its leader
         self._is_ending = False
         self._order: AgentOrder | None = None
         if remote is not None:
@@ -309,9 +314,25 @@ class OtherHosts:
             link.lose("it could not be used")
             self._fence(link.name, link.incarnation)
 
-    async def find_ports(self, host: str, count: int) -> list[int]:
-        """Return free TCP ports of another host. Raises StartError."""
-        return await self.links[host].find_ports(count)
+    async def meeting(self, child: Child) -> tuple[str, ...]:
+        """Return the argument that tells a member of a tensor-parallel group on several hosts where all meet.
+
+        The place is new for each start of the group: two ports of the leader's host. Raises StartError without them.
+        """
+        spec, rank = self._deployment.spec, process_rank(child.name)
+        group = None if rank is None else spec.plan.group_of(rank)
+        if group is None or len({spec.host_of(each) for each in group.ranks}) < 2:
+            return ()
+        epoch = child.incarnation + 1
+        if self._meetings.get(group.leader, (0, ""))[0] != epoch:
+            name = spec.host_of(group.leader)
+            address = next(host.address for host in spec.hosts if host.name == name)
+            find = self.links[name].find_ports(PORTS) if name else self._own_ports(address)
+            self._meetings[group.leader] = epoch, ":".join((address, *map(str, await find)))
+        return ("--meet", self._meetings[group.leader][1])
+
+    async def _own_ports(self, address: str) -> list[int]:
+        return free_ports(address, PORTS, None if self._order is None else self._order.ports)
 
     # -- end --------------------------------------------------------------------------------------------------
 

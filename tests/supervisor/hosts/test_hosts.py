@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import pytest
 
-from mstar_core.config.deployment import HostPlan, NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import GroupPlan, HostPlan, NodePlacement, Plan, RankPlan
 from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstar_core.supervisor.child import Pace
 from mstar_core.supervisor.deaths import public_sentence
+from mstar_core.supervisor.supervisor import Supervisor
 from tests.fakes.child import WEIGHTS
 from tests.fakes.deployment import LIMIT_S, event, running
 from tests.fakes.placer import ProcessPlacer
@@ -235,3 +236,32 @@ async def test_a_restart_renews_the_processes_of_all_hosts(logged_spec: Any, pla
         supervisor.operations.restart()
         await until(lambda: not supervisor.operations.is_running)
         assert {child.incarnation for child in supervisor.children.values()} == {3} and supervisor.deaths == []
+
+
+def places(supervisor: Supervisor, name: str) -> list[str]:
+    """Return where each life of a member of a group was told to meet the others."""
+    lines = supervisor.children[name].log.path.read_text().splitlines()
+    return [line.removeprefix("meets at ") for line in lines if line.startswith("meets at ")]
+
+
+async def test_a_group_over_two_hosts_meets_at_its_leader_and_restarts_as_one(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    ranks = (
+        RankPlan(rank=0, device="cpu", nodes=(), follows=("LLM",)),
+        RankPlan(rank=1, device="cpu", nodes=("LLM",), host="b"),
+    )
+    group = GroupPlan(ranks=(1, 0), nodes=("LLM",))
+    plan = Plan(ranks=ranks, groups=(group,), placements=(NodePlacement(node="LLM", replicas=((1, 0),), tp_size=2),))
+    async with running(logged_spec(plan=plan, hosts=HOSTS), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        leader, follower = supervisor.children["worker-1"], supervisor.children["follower-0"]
+        assert (leader.host, follower.host) == ("b", "")
+        os.kill(follower.pid or 0, signal.SIGKILL)
+        await event(supervisor, "deployment.ready", 2)
+        placer.signal("b", signal.SIGKILL)
+        await event(supervisor, "deployment.ready", 3)
+        assert leader.incarnation == follower.incarnation == 3
+        met = places(supervisor, "follower-0")
+        assert met == places(supervisor, "worker-1") and len(set(met)) == 3
+        assert all(place.startswith("127.0.0.1:") and place.count(":") == 2 for place in met)
