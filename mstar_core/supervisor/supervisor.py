@@ -385,10 +385,20 @@ class Supervisor:
         """Return the ranks as they are shown, by number."""
         return {key: rank for key, rank in self.hub.store.ranks.items() if isinstance(rank, RankStatus)}
 
-    def host_free(self, host_name: str) -> int | None:
-        """Return the free memory of a host in bytes, None if unknown. host_name: empty for the supervisor's."""
-        host = self.hub.store.hosts.get(host_name or LOCAL)
-        return host.memory_total - host.memory_used if isinstance(host, HostStatus) and host.memory_total else None
+    def host_free(self, host: str) -> int | None:
+        """Return the free memory of a host in bytes, None if unknown. host: empty for the supervisor's."""
+        status = self.hub.store.hosts.get(host or LOCAL)
+        if not isinstance(status, HostStatus) or not status.memory_total:
+            return None
+        return status.memory_total - status.memory_used
+
+    async def open_hosts(self) -> None:
+        """Reserve room on hosts that only the plan names, and start their agents. Raises StartError."""
+        await self.hosts.open()
+
+    async def close_hosts(self) -> None:
+        """Give back the room on hosts that the plan does not name any more."""
+        await self.hosts.close()
 
     async def enlist(self) -> None:
         """Start the processes of the plan that have not been started."""

@@ -45,7 +45,8 @@ class AgentLink:
     """One other host. Owned by `OtherHosts`. A `Spawner` for the children of that host.
 
     plan: its name and address. state: starting, ready, lost or waiting; reason: why it is lost, or what it waits for.
-    started: its current agent. seen: time of its last message. ended: its agent has ended in order.
+    started: its current agent. is_known: that has answered. is_leaving: it is being ended for good. seen: time of its
+    last message. heard: of its last reading. ended: its agent has ended in order.
     endpoint: of the supervisor's mailbox for other hosts.
     """
 
@@ -68,7 +69,7 @@ class AgentLink:
         self.incarnation = 0
         self.seen = 0.0
         self.heard: float | None = None
-        self.is_known = False
+        self.is_known = self.is_leaving = False
         self.changed = asyncio.Event()
         self.ended = asyncio.Event()
         self.processes: dict[int, RemoteProcess] = {}

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -110,23 +110,52 @@ class OtherHosts:
 
     async def start(self) -> None:
         """Reserve room, start all agents and wait until they are known. Raises StartError that names the host."""
-        remote, deployment = self._remote, self._deployment
-        if remote is None or self._order is None:
+        if self._remote is not None:
+            await self._open(self._deployment.spec.hosts)
+
+    async def open(self) -> None:
+        """Do the same for hosts that the plan names and that the deployment does not have yet, and prepare them."""
+        spec = self._deployment.spec
+        names = {rank.host: None for rank in spec.plan.ranks if rank.host and rank.host not in self.links}
+        if self._remote is None or not names:
             return
-        spec = deployment.spec
-        bundles = tuple(bundle_of(spec, host) for host in spec.hosts)
-        for host in spec.hosts:
+        hosts = tuple(HostPlan(name=name, address="") for name in names)
+        self._deployment.respecify(msgspec.structs.replace(spec, hosts=(*spec.hosts, *hosts)))
+        await self._open(hosts)
+        for name in names:
+            await self._deployment.prepare_host(name)
+            self.make_ready(name)
+
+    async def close(self) -> None:
+        """End the agents of hosts that have no rank any more, and give their room back."""
+        spec = self._deployment.spec
+        used = {rank.host for rank in spec.plan.ranks}
+        unused = [link for name, link in self.links.items() if name not in used]
+        if self._remote is None or not unused:
+            return
+        for link in unused:
+            link.is_leaving = True
+        await self._end(unused, "its ranks were removed")
+        for link in unused:
+            del self.links[link.name]
+        await self._remote.placer.release(tuple(link.name for link in unused))
+        hosts = tuple(host for host in spec.hosts if host.name in used or not host.name)
+        self._deployment.respecify(msgspec.structs.replace(self._deployment.spec, hosts=hosts))
+
+    async def _open(self, hosts: tuple[HostPlan, ...]) -> None:
+        remote, order, deployment = self._remote, self._order, self._deployment
+        assert remote is not None and order is not None
+        for host in hosts:
             if host.name:
                 deployment.events.add("host.starting", host=host.name, address=host.address)
                 self._add(host)
-        agents = await remote.placer.start(bundles, self._order)
-        plan = with_reserved(spec, {agent.host: agent.gpus for agent in agents})
+        agents = await remote.placer.start(tuple(bundle_of(deployment.spec, host) for host in hosts), order)
         links = {self.links[agent.host]: agent for agent in agents if agent.host}
         for link, agent in links.items():
             link.begin(agent)
         for link, agent in links.items():
             self._check_versions(link, agent)
-        self._adopt_plans(plan=plan)
+        self._adopt_plans(plan=with_reserved(deployment.spec, {agent.host: agent.gpus for agent in agents}))
         for result in await asyncio.gather(*map(self._welcome, links), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
@@ -231,7 +260,7 @@ class OtherHosts:
         is_current = envelope.incarnation == link.incarnation and link.state not in ("lost", "waiting")
         if is_current:
             link.on(envelope.body)
-            if link.ended.is_set() and link.is_known and not self._is_ending:
+            if link.ended.is_set() and link.is_known and not (self._is_ending or link.is_leaving):
                 self._lose(link, "its agent has ended")
         else:
             self._fence(link.name, envelope.incarnation)
@@ -257,10 +286,10 @@ class OtherHosts:
             await asyncio.sleep(self._pace.watch_s)
             now = time.monotonic()
             late_s = now - checked - self._pace.watch_s
-            for link in self.links.values():
+            for link in list(self.links.values()):
                 if late_s > self._pace.watch_s:  # messages of the time in which this process did not run are unread
                     link.seen += late_s
-                if link.is_known and now - link.seen > self._pace.host_silence_s:
+                if link.is_known and not link.is_leaving and now - link.seen > self._pace.host_silence_s:
                     self._lose(link, f"its agent has been silent for {now - link.seen:.0f} s")
             checked = time.monotonic()
 
@@ -341,14 +370,18 @@ class OtherHosts:
         if self._remote is None:
             return
         self._is_ending = True
-        for link in self.links.values():
-            link.send(Stop(reason=reason))
-        if self.links and not all(link.is_known for link in self.links.values()):
-            await asyncio.sleep(LEAVE_S)
-        known = [link for link in self.links.values() if link.is_known]
-        await asyncio.gather(*(link.until(link.ended.is_set, self._pace.stop_s) for link in known))
+        await self._end(list(self.links.values()), reason)
         await self._remote.placer.release()
-        for link in self.links.values():
+
+    async def _end(self, links: Sequence[AgentLink], reason: str) -> None:
+        """End agents and wait until they have ended, as far as they answer."""
+        for link in links:
+            link.send(Stop(reason=reason))
+        if not all(link.is_known for link in links):
+            await asyncio.sleep(LEAVE_S)
+        known = [link for link in links if link.is_known]
+        await asyncio.gather(*(link.until(link.ended.is_set, self._pace.stop_s) for link in known))
+        for link in links:
             self._courier.disconnect(agent_name(link.name), link.incarnation)
             self._deployment.logs[agent_name(link.name)].close()
 

@@ -19,7 +19,7 @@ from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.operations.cordons import Cordons, leaders_of
 from mstar_core.supervisor.operations.operation import Operation
 from mstar_core.supervisor.operations.rolling import RollingRestart, has_other_replica, ready_ranks
-from mstar_core.supervisor.operations.scaling import ScalableDeployment, Scaling, check_room
+from mstar_core.supervisor.operations.scaling import ScalableDeployment, Scaling, check_room, reservable
 
 SERVING = ("ready", "degraded")
 
@@ -158,6 +158,7 @@ class Operations:
         deployment, plan = self._deployment, self._deployment.spec.plan
         self._next_rank = max(self._next_rank, *(rank.rank + 1 for rank in plan.ranks))
         hosts = [host.name for host in deployment.spec.hosts] or [""]
+        free = [*free, *reservable(deployment.spec, replicas)]
         change = with_replicas(plan, replicas, free, self._next_rank, hosts=hosts, spread=deployment.spec.ray.spread)
         free_bytes = {(device.host, device.name): device.free_bytes for device in free}
         check_room(change, deployment.ranks(), free_bytes, deployment.host_free)

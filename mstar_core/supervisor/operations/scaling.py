@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.live import REQUESTS, carried_requests
-from mstar_core.config.scaling import Change, Column, without
+from mstar_core.config.scaling import Change, Column, FreeDevice, without
 from mstar_core.errors import StartError
 from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.observe.frames import RankStatus
 from mstar_core.supervisor.operations.cordons import Cordons
 from mstar_core.supervisor.operations.rolling import ANSWER_S, RollingDeployment, until_ready
+
+UNKNOWN_BYTES: Final = 1 << 62
+"""Free memory of a GPU that is not reserved yet: it is checked when the process starts."""
 
 
 class ScalableDeployment(RollingDeployment, Protocol):
@@ -23,6 +27,12 @@ class ScalableDeployment(RollingDeployment, Protocol):
 
     def respecify(self, spec: DeploymentSpec) -> None:
         """Replace the spec and make the processes read it that can."""
+
+    async def open_hosts(self) -> None:
+        """Reserve room on hosts that only the plan names, and start their agents. Raises StartError."""
+
+    async def close_hosts(self) -> None:
+        """Give back the room on hosts that the plan does not name any more."""
 
     async def enlist(self) -> None:
         """Start the processes of the plan that have not been started."""
@@ -55,6 +65,25 @@ def check_room(
     for host, size in needed.items():
         if (left := host_free(host)) is not None and size > left:
             raise _no_room(f"host {host}" if host else "the host", size, left)
+
+
+NEW_HOST: Final = "host"
+"""Beginning of the names of hosts that a change of scale adds. Where they are is known once they are reserved."""
+
+
+def reservable(spec: DeploymentSpec, replicas: int) -> list[FreeDevice]:
+    """Return GPUs that may be reserved for new replicas in a cluster: a new host for each, with as many as it needs."""
+    current = min((len(place.replicas) for place in spec.plan.placements), default=1)
+    on_gpu = sum(rank.device != "cpu" for rank in spec.plan.ranks)
+    each = -(-on_gpu // max(1, current))
+    taken = {host.name for host in spec.hosts}
+    names = (name for number in itertools.count(1) if (name := f"{NEW_HOST}-{number}") not in taken)
+    hosts = itertools.islice(names, max(0, replicas - current) if spec.hosts else 0)
+    return [
+        FreeDevice(name=f"cuda:{index}", key="", free_bytes=UNKNOWN_BYTES, host=host)
+        for host in hosts
+        for index in range(each)
+    ]
 
 
 def _no_room(where: str, needed: int, free: int) -> StartError:
@@ -112,12 +141,14 @@ class Scaling:
         gpus = {**before.gpus, **self._keys}
         deployment.respecify(msgspec.structs.replace(before, plan=plan, slots=before.rank_slots, gpus=gpus))
         try:
+            await deployment.open_hosts()
             await deployment.enlist()
             hint = "the other replicas serve on"
             await until_ready(deployment, names, is_ready, seen=seen, failed="did not start", hint=hint)
         except BaseException:
             await deployment.retire(names)
             deployment.respecify(msgspec.structs.replace(deployment.spec, plan=before.plan, gpus=before.gpus))
+            await deployment.close_hosts()
             raise
 
     async def _remove(self, column: Column) -> None:
@@ -133,6 +164,7 @@ class Scaling:
             smaller = without(plan, set(column))
             deployment.respecify(msgspec.structs.replace(_limited(deployment.spec, smaller), plan=smaller))
             await deployment.retire(names)
+            await deployment.close_hosts()
             cordons.set(kept=cordons.kept - leaders)
         finally:
             cordons.set(passing=frozenset())

@@ -265,3 +265,30 @@ async def test_a_group_over_two_hosts_meets_at_its_leader_and_restarts_as_one(
         met = places(supervisor, "follower-0")
         assert met == places(supervisor, "worker-1") and len(set(met)) == 3
         assert all(place.startswith("127.0.0.1:") and place.count(":") == 2 for place in met)
+
+
+async def test_scale_reserves_a_host_for_a_new_replica_and_gives_it_back(
+    logged_spec: Any, play: Play, placer: ProcessPlacer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(runtime / "locks"))
+    placer.gpus = {"b": (0,), "host-1": (5,)}
+    ranks = (RankPlan(rank=0, device="cuda:0", nodes=("LLM",), host="b"),)
+    plan = Plan(ranks=ranks, placements=(NodePlacement(node="LLM", replicas=((0,),)),))
+    async with running(logged_spec(plan=plan, hosts=HOSTS), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        placer.full = "all are in use"
+        supervisor.operations.scale(2, [])
+        await until(lambda: not supervisor.operations.is_running)
+        assert supervisor.operations.latest is not None and "has room" in supervisor.operations.latest.error
+        assert [host.name for host in supervisor.spec.hosts] == ["", "b"] and len(supervisor.spec.plan.ranks) == 1
+        placer.full = ""
+        supervisor.operations.scale(2, [])
+        await until(lambda: not supervisor.operations.is_running)
+        assert supervisor.operations.latest.state == "done", supervisor.operations.latest.error
+        new = supervisor.spec.plan.ranks[-1]
+        assert (new.host, new.device) == ("host-1", "cuda:5")
+        assert supervisor.children[f"worker-{new.rank}"].state == "ready"
+        supervisor.operations.scale(1, [])
+        await until(lambda: not supervisor.operations.is_running)
+        await gone(lambda: placer.is_alive("host-1", len(placer.started["host-1"])))
+        assert set(supervisor.hosts.links) == {"b"} and supervisor.state == "ready"
