@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -30,6 +30,7 @@ from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.supervisor.child import DEFAULT_PACE
 from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.hosts.hosts import OtherHosts
 from mstar_core.supervisor.operations.operation import Operation
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
@@ -123,11 +124,18 @@ class FakeDeployment:
         self.hub = TelemetryHub("boot-1", "fake")
         self.publisher = StatePublisher(self, self.hub, GpuReader(None))
         self.events = Events(None, self.publisher.event)
+        self.hosts = OtherHosts(self, cast("Any", None), DEFAULT_PACE, None, start=lambda work: None)
         self.standby = Standby(None, RunDirectory(folder), self.events, DEFAULT_PACE, self.logs)
 
     @property
     def cordoned(self) -> frozenset[int]:
         return self.operations.cordons.idle
+
+    def respecify(self, spec: DeploymentSpec) -> None:
+        self.spec = spec
+
+    async def prepare_host(self, host: str) -> None:
+        self.acts.append(("prepare", host))
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None:
         self.acts.append(("stop", now, grace_s))
@@ -173,6 +181,7 @@ def _child(name: str) -> Any:
         name=name,
         state="ready",
         pid=None,
+        host="",
         incarnation=1,
         phase="ready",
         phase_done=0,

@@ -29,7 +29,7 @@ def child(*lines: str, age_s: float = 0.0) -> Any:
     log = SimpleNamespace(tail=list(lines), path=Path("/logs/worker-0.log"), written=written)
     process = SimpleNamespace(fatal=lambda: None)
     return SimpleNamespace(
-        name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", hung="", log=log, process=process
+        name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", hung="", log=log, process=process, host=""
     )
 
 
