@@ -23,7 +23,6 @@ from mstar_core.admin.access import bind_admin
 from mstar_core.admin.server import AdminServer
 from mstar_core.cluster.placer import Placer
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.hosts import port_range
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.host.gpu_locks import acquire_gpus, release
 from mstar_core.host.groups import group_id
@@ -211,7 +210,7 @@ def remote_access(spec: DeploymentSpec, run: RunDirectory) -> RemoteAccess | Non
         return None
     keys = make_keys()
     write_keys(run.path / KEYS_FILE, keys)
-    return RemoteAccess(spec.address, keys, port_range(spec.ray.ports or ""))
+    return RemoteAccess(spec.address, keys, spec.ray.port_range)
 
 
 async def _run(

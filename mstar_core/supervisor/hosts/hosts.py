@@ -15,7 +15,6 @@ import msgspec
 
 from mstar_core.cluster.placer import AgentOrder, Placer, StartedAgent
 from mstar_core.config.deployment import DeploymentSpec, HostPlan
-from mstar_core.config.hosts import port_range
 from mstar_core.errors import MstarError, StartError
 from mstar_core.host.network import free_ports
 from mstar_core.messages.hosts import HostReading, HostSpec, Welcome
@@ -103,7 +102,7 @@ class OtherHosts:
             self._order = AgentOrder(
                 deployment=deployment.spec.name,
                 owner_key=remote.keys.public,
-                ports=port_range(deployment.spec.ray.ports or ""),
+                ports=deployment.spec.ray.port_range,
             )
 
     # -- start ------------------------------------------------------------------------------------------------

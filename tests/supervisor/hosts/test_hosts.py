@@ -239,7 +239,7 @@ async def test_a_restart_renews_the_processes_of_all_hosts(logged_spec: Any, pla
 
 
 def places(supervisor: Supervisor, name: str) -> list[str]:
-    """Return where each life of a member of a group was told to meet the others."""
+    """Return where each life of a member of a group was to meet the others."""
     lines = supervisor.children[name].log.path.read_text().splitlines()
     return [line.removeprefix("meets at ") for line in lines if line.startswith("meets at ")]
 
