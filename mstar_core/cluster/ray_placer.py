@@ -29,7 +29,7 @@ class RayPlacer:
     """
 
     def __init__(self, address: str, deployment: str) -> None:
-        self._address = address
+        self.address = address
         self._deployment = deployment
         self._owner = this_process()
         self._incarnations: Counter[str] = Counter()
@@ -39,14 +39,14 @@ class RayPlacer:
         for bundle in bundles:
             self._incarnations[bundle.host] = 1
         order = msgspec.structs.replace(order, incarnation=1)
-        call = StartCall(address=self._address, owner=self._owner, bundles=bundles, order=order)
+        call = StartCall(address=self.address, owner=self._owner, bundles=bundles, order=order)
         return await call_ray(call, tuple[StartedAgent, ...])
 
     async def replace(self, bundle: Bundle, order: AgentOrder) -> StartedAgent:
         """Start the next agent for a bundle, on its host or on another. Waits for room. Raises as `start`."""
         self._incarnations[bundle.host] += 1
         order = msgspec.structs.replace(order, incarnation=self._incarnations[bundle.host])
-        call = ReplaceCall(address=self._address, owner=self._owner, bundle=bundle, order=order, wait_s=WAIT_S)
+        call = ReplaceCall(address=self.address, owner=self._owner, bundle=bundle, order=order, wait_s=WAIT_S)
         while True:
             found = await call_ray(call, NextAgent)
             if found.agent is not None:
@@ -56,7 +56,7 @@ class RayPlacer:
 
     async def release(self, hosts: tuple[str, ...] = ()) -> None:
         """Give back the room of these hosts, of all without names. A failure is logged."""
-        call = ReleaseCall(address=self._address, owner=self._owner, deployment=self._deployment, hosts=hosts)
+        call = ReleaseCall(address=self.address, owner=self._owner, deployment=self._deployment, hosts=hosts)
         try:
             await call_ray(call, type(None))
         except MstarError as error:

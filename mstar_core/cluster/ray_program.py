@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ from mstar_core.cluster.facts import ClusterView, HostFacts
 from mstar_core.cluster.owner import Reservation, reservation
 from mstar_core.cluster.placer import AgentOrder, Bundle, StartedAgent
 from mstar_core.errors import ConfigError, MstarError, StartError, Unreachable
+from mstar_core.host.network import interfaces
 
 NAMESPACE: Final = "mstar"
 """Ray namespace of all our placement groups. Names are unique in it."""
@@ -49,6 +51,10 @@ NAMESPACE: Final = "mstar"
 RESERVE_S: Final = 15.0
 HOST_S: Final = 15.0
 """Time until a host of Ray answers a task beyond the time of the task itself: its worker has to start."""
+
+HEAD_S: Final = 5.0
+ALIVE: Final = 0
+"""State of a node in Ray's records (GcsNodeInfo)."""
 
 NODE_LABEL: Final = "ray.io/node-id"
 
@@ -106,7 +112,7 @@ def connected(address: str) -> Iterator[str]:
     found = _bootstrap_address(address)
     host, port = split_address(found)
     check_listener(host, port)
-    _check_versions(f"{host}:{port}")
+    _check_head(f"{host}:{port}")
     try:
         ray.init(
             address=f"{host}:{port}",
@@ -116,11 +122,7 @@ def connected(address: str) -> Iterator[str]:
             configure_logging=False,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Unreachable(
-            f"this host is not in the Ray cluster at {host}:{port}",
-            _message(error),
-            f"ray start --address={host}:{port}",
-        ) from error
+        raise _not_a_member(f"{host}:{port}", _message(error)) from error
     try:
         yield f"{host}:{port}"
     finally:
@@ -140,14 +142,30 @@ def _bootstrap_address(address: str) -> str:
     return str(found)
 
 
-def _check_versions(address: str) -> None:
-    """Raise ConfigError if the cluster runs another version of Ray, or another minor version of Python."""
+def _check_head(address: str) -> None:
+    """Raise Unreachable if no head answers or this host is not in its cluster, ConfigError as `_check_versions`."""
     try:
-        record = GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=5)
+        head = GcsClient(address=address)
+        record = head.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=HEAD_S)
+        nodes = head.get_all_node_info(timeout=HEAD_S).values()
     except (ray.exceptions.RpcError, ray.exceptions.RaySystemError) as error:
         raise Unreachable(
             f"no Ray head answers at {address}", _message(error), "give the address that `ray start --head` printed"
         ) from error
+    _check_versions(address, record)
+    here = {*interfaces().values(), socket.gethostname()}
+    if not any({node.node_manager_address, node.node_manager_hostname} & here for node in nodes if node.state == ALIVE):
+        raise _not_a_member(address, "none of its hosts has a name or an address of this one")
+
+
+def _not_a_member(address: str, why: str) -> Unreachable:
+    return Unreachable(
+        f"this host is not in the Ray cluster at {address}", why, f"run here: ray start --address={address}"
+    )
+
+
+def _check_versions(address: str, record: bytes | None) -> None:
+    """Raise ConfigError if the cluster runs another version of Ray, or another minor version of Python."""
     facts = msgspec.json.decode(record or b"{}", type=dict[str, Any])
     theirs, python = str(facts.get("ray_version", "")), str(facts.get("python_version", ""))
     ours = ".".join(map(str, sys.version_info[:3]))
@@ -168,6 +186,11 @@ def _check_versions(address: str) -> None:
 def living_nodes() -> dict[str, dict[str, Any]]:
     """Return Ray's records of all living hosts, by node id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+
+def head_address() -> str:
+    """Return the address of the head that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def this_node() -> str:
@@ -202,6 +225,8 @@ def _facts_of(task: Any) -> dict[str, Any]:
         facts: dict[str, Any] = ray.get(task, timeout=0)
     except ray.exceptions.GetTimeoutError:
         return {"fault": "Ray started no worker process on it in time"}
+    except ray.exceptions.TaskUnschedulableError:
+        return {"fault": "Ray on it has ended"}
     except ray.exceptions.RayError as error:
         return {"fault": _cause(error)}
     return facts
@@ -354,7 +379,7 @@ def _wait_for_places(rooms: Sequence[HostRoom], end: float) -> None:
     gone = [bundle for bundle in missing if bundle.node and bundle.node not in nodes]
     if gone:
         raise StartError(
-            f"host {_title(gone[0])} has left the Ray cluster", hint="start it again: mstarctl up reads the hosts anew"
+            f"{_title(gone[0])} has left the Ray cluster", hint="start it again: mstarctl up reads the hosts anew"
         )
     wanted = ", ".join(f"{_title(bundle)} needs {needs(bundle)}" for bundle in missing)
     places = {bundle.node for bundle in missing} if all(bundle.node for bundle in missing) else nodes
@@ -412,8 +437,9 @@ def _each(rooms: Sequence[HostRoom], tasks: Sequence[Any], timeout_s: float) -> 
         except ray.exceptions.GetTimeoutError:
             raise StartError(f"{_title(room.bundle)} did not answer within {timeout_s:.0f} s") from None
         except ray.exceptions.RayError as error:
-            hint = "mstarctl doctor --ray ADDRESS"
-            raise StartError(f"no agent on {_title(room.bundle)}", _cause(error), hint) from error
+            raise StartError(
+                f"no agent on {_title(room.bundle)}", _cause(error), f"mstarctl hosts --ray {head_address()}"
+            ) from error
     return results
 
 

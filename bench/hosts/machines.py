@@ -1,0 +1,182 @@
+"""Two hosts on this machine: namespaces with their own network, host name and shared memory, joined by a link."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+ADDRESSES: Final = ("10.77.0.1", "10.77.0.2")
+NAMES: Final = ("host-a", "host-b")
+PORT: Final = 6379
+
+_PREPARE: Final = """
+mount --make-rprivate /
+mount -t tmpfs tmpfs /dev/shm
+hostname "$1"
+exec sleep infinity
+"""
+
+
+class Machine(NamedTuple):
+    """A host. keeper: process whose namespaces it is. folder: of its files."""
+
+    name: str
+    address: str
+    keeper: int
+    folder: Path
+
+    def words(self, *words: str) -> list[str]:
+        """Return the command that runs `words` on this host."""
+        return ["nsenter", "-t", str(self.keeper), "-n", "-u", "-m", "-i", *words]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a program on this host, with its own run and cache directories."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MSTAR_", "XDG_"))}
+        paths = {name: str(self.folder / name.lower()) for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")}
+        for path in paths.values():
+            Path(path).mkdir(mode=0o700, exist_ok=True)
+        return {**kept, **paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+    def run(self, *words: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end and return what it wrote. Raises CalledProcessError."""
+        return subprocess.run(
+            self.words(*words), env=self.environment(), cwd=ROOT, text=True, timeout=timeout, check=True, **options
+        )
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a program."""
+        return subprocess.Popen(self.words(*words), env=self.environment(), cwd=ROOT, **options)
+
+    def python(self, *words: str) -> list[str]:
+        """Return the command of a Python program on this host."""
+        return self.words(sys.executable, *words)
+
+
+class Link:
+    """The cable between two machines, a process of its own. Owned by `machines`."""
+
+    def __init__(self, first: int, second: int, delay_ms: float, loss: float) -> None:
+        options = ["--delay-ms", str(delay_ms), "--loss", str(loss)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.hosts.link", str(first), str(second), *options],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._answer("ready")
+
+    def cut(self) -> None:
+        """Lose all frames from now on."""
+        self._tell("down")
+
+    def mend(self) -> None:
+        """Carry frames again."""
+        self._tell("up")
+
+    def close(self) -> None:
+        """End the link."""
+        self._process.communicate()
+
+    def _tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+        self._answer(word)
+
+    def _answer(self, word: str) -> None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if line != word:
+            raise RuntimeError(f"the link answered {line!r} instead of {word!r}")
+
+
+@contextmanager
+def machines(folder: Path, *, delay_ms: float, loss: float) -> Iterator[tuple[Machine, Machine, Link]]:
+    """Make two hosts and a link between them. Needs root and /dev/net/tun."""
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(_machine(folder / name, name, address))
+            for name, address in zip(NAMES, ADDRESSES, strict=True)
+        ]
+        link = Link(made[0].keeper, made[1].keeper, delay_ms, loss)
+        stack.callback(link.close)
+        for machine in made:
+            for words in (
+                ("ip", "addr", "add", f"{machine.address}/24", "dev", "tap0"),
+                ("ip", "link", "set", "tap0", "up"),
+                ("ip", "link", "set", "lo", "up"),
+            ):
+                machine.run(*words)
+        yield made[0], made[1], link
+
+
+@contextmanager
+def _machine(folder: Path, name: str, address: str) -> Iterator[Machine]:
+    folder.mkdir(parents=True)
+    keeper = subprocess.Popen(["unshare", "-n", "-u", "-m", "-i", "sh", "-c", _PREPARE, "sh", name])
+    try:
+        end = time.monotonic() + 10
+        while Path(f"/proc/{keeper.pid}/comm").read_text().strip() != "sleep":
+            if keeper.poll() is not None or time.monotonic() > end:
+                raise RuntimeError("this user or kernel cannot make namespaces")
+            time.sleep(0.01)
+        yield Machine(name, address, keeper.pid, folder)
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+class RayNode:
+    """Ray on one host, as `ray start` makes it. Owned by `ray_cluster`."""
+
+    def __init__(self, machine: Machine, head: str = "") -> None:
+        self.machine = machine
+        self.folder = machine.folder / "ray"
+        place = [f"--address={head}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        self._words = [
+            *(str(Path(sys.executable).parent / "ray"), "start", *place, f"--node-ip-address={machine.address}"),
+            *(f"--temp-dir={self.folder}", "--object-store-memory=80000000", "--num-cpus=4", "--disable-usage-stats"),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        """Start the node, again after `kill`."""
+        self.machine.run(*self._words, capture_output=True)
+
+    def kill(self, program: str = "") -> None:
+        """Kill the processes of the node that run a program, such as `raylet/raylet`; all without a name."""
+        for pid in self.pids(program):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def pids(self, program: str = "") -> list[int]:
+        """Return the processes of the node: their command lines name its folder."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+                if str(self.folder) in line and program in line.partition("\0")[0]:
+                    found.append(int(entry.name))
+        return found
+
+
+@contextmanager
+def ray_cluster(first: Machine, second: Machine) -> Iterator[tuple[RayNode, RayNode]]:
+    """Run a head of Ray on the first host, and a node on the second."""
+    nodes: list[RayNode] = []
+    try:
+        nodes.append(RayNode(first))
+        nodes.append(RayNode(second, f"{first.address}:{PORT}"))
+        yield nodes[0], nodes[1]
+    finally:
+        for node in nodes:
+            node.kill()
