@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -83,11 +84,12 @@ def _run(module: str, text: str, limit_s: float, *arguments: str) -> str:
 
 def _fault(lines: list[str], code: int) -> str:
     last = lines[-1] if lines else f"it ended with {code} and wrote nothing"
-    if "No module named" in last and "mstar_core" in last:
-        version = _versions({"distributions": ["mstarctl"]}).get("mstarctl")
-        here = f"mstarctl {version}, which has no {last.rpartition(' ')[2]}" if version else "no mstarctl"
-        return f"Ray's Python ({sys.executable}) has {here}"
-    return last
+    missing = re.search(r"No module named '?(mstar_core[\w.]*)", last)
+    if missing is None:
+        return last
+    version = _versions({"distributions": ["mstarctl"]}).get("mstarctl")
+    here = f"mstarctl {version}, which has no {missing[1]}" if version else "no mstarctl"
+    return f"Ray's Python ({sys.executable}) has {here}"
 
 
 def _environment() -> dict[str, str]:

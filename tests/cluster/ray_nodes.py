@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,11 +77,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def ray_node(
-    folder: Path, address: str, *, head: str = "", port: int = 0, gpus: int = 0, **variables: str
-) -> Iterator[RayNode]:
+def ray_node(address: str, *, head: str = "", port: int = 0, gpus: int = 0, **variables: str) -> Iterator[RayNode]:
     """Start a node and end it with all its processes. head: `HOST:PORT` of the head; empty: it is one, at `port`."""
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # paths of sockets have 107 bytes at most, and Ray's part is long
     node = RayNode(address, folder)
     place = [f"--address={head}"] if head else ["--head", f"--port={port}", "--include-dashboard=false"]
     words = [
@@ -94,3 +94,4 @@ def ray_node(
         yield node
     finally:
         node.kill()
+        shutil.rmtree(folder, ignore_errors=True)
