@@ -8,6 +8,7 @@ the devices.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import os
 import random
@@ -31,27 +32,30 @@ _FRAME: Final = 65536
 
 
 def open_tap(pid: int) -> int:
-    """Return a TAP device of a process's network namespace. Leaves the calling thread in its own namespace."""
+    """Return a TAP device of a process's network namespace. The calling thread stays in its own."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    enter(pid)
     try:
-        _enter(there)
-        try:
-            fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH", DEVICE.encode(), _IFF_TAP | _IFF_NO_PI))
-        finally:
-            _enter(home)
+        fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH", DEVICE.encode(), _IFF_TAP | _IFF_NO_PI))
     finally:
+        _set_namespace(home)
         os.close(home)
-        os.close(there)
     return fd
 
 
-def _enter(namespace: int) -> None:
-    import ctypes
+def enter(pid: int) -> None:
+    """Put the calling thread into the network namespace of a process. Raises OSError."""
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    try:
+        _set_namespace(namespace)
+    finally:
+        os.close(namespace)
 
+
+def _set_namespace(namespace: int) -> None:
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def carry(taps: tuple[int, int], delay_s: float, loss: float) -> None:

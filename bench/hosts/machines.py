@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.hosts.link import enter
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 ADDRESSES: Final = ("10.77.0.1", "10.77.0.2")
 NAMES: Final = ("host-a", "host-b")
@@ -35,15 +37,28 @@ class Machine(NamedTuple):
 
     def words(self, *words: str) -> list[str]:
         """Return the command that runs `words` on this host."""
-        return ["nsenter", "-t", str(self.keeper), "-n", "-u", "-m", "-i", *words]
+        return [*self.inside, *words]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a program on this host, with its own run and cache directories."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MSTAR_", "XDG_"))}
-        paths = {name: str(self.folder / name.lower()) for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")}
-        for path in paths.values():
-            Path(path).mkdir(mode=0o700, exist_ok=True)
-        return {**kept, **paths, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        self.runs.mkdir(mode=0o700, exist_ok=True)
+        variables = {"MSTAR_RUNTIME_DIR": str(self.runs), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        return {**kept, **variables}
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the run directories of this host."""
+        return self.folder / "run"
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """Words before a command that runs it on this host."""
+        return ("nsenter", "-t", str(self.keeper), "-n", "-u", "-m", "-i")
+
+    def enter_network(self) -> None:
+        """Open the sockets of this thread on this host from now on."""
+        enter(self.keeper)
 
     def run(self, *words: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program to its end and return what it wrote. Raises CalledProcessError."""
@@ -54,10 +69,6 @@ class Machine(NamedTuple):
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start a program."""
         return subprocess.Popen(self.words(*words), env=self.environment(), cwd=ROOT, **options)
-
-    def python(self, *words: str) -> list[str]:
-        """Return the command of a Python program on this host."""
-        return self.words(sys.executable, *words)
 
 
 class Link:

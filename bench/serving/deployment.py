@@ -34,7 +34,8 @@ class Plan:
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
     tree: the sources to run; they come first on the path of every process. shares_gpu: another deployment may use the
     same GPU, despite the GPU locks. config: a deployment file; by default the model's own. environment: variables of
-    the commands, beside those of this process. name: of the deployment.
+    the commands, beside those of this process. name: of the deployment. ray: address of the cluster whose hosts run the
+    ranks, instead of a device. inside: words before each command, which select where it runs.
     """
 
     model: str
@@ -48,6 +49,8 @@ class Plan:
     config: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = NAME
+    ray: str = ""
+    inside: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         """Return the command line that starts the deployment and returns when it is ready."""
@@ -56,6 +59,7 @@ class Plan:
         if self.config is not None:
             settings = ["--config", str(self.config), *settings]
         return [
+            *self.inside,
             sys.executable,
             "-m",
             "mstarctl",
@@ -64,8 +68,7 @@ class Plan:
             *weights,
             "--name",
             self.name,
-            "--device",
-            self.device,
+            *(("--ray", self.ray) if self.ray else ("--device", self.device)),
             "--host",
             "127.0.0.1",
             "--port",
@@ -109,7 +112,7 @@ class Served:
         """Stop the deployment and its running requests."""
         if self._client is not None:
             self._client.close()
-        down = [sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
+        down = [*self.plan.inside, sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
         subprocess.run(
             down, env=self.environment(), cwd=self.plan.tree, check=False, timeout=120, stdout=subprocess.DEVNULL
         )
@@ -149,7 +152,7 @@ class Served:
 
     def mstarctl(self, *words: str, limit_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run a command about this run's deployments and return how it ended, with its output."""
-        command = [sys.executable, "-m", "mstarctl", *words]
+        command = [*self.plan.inside, sys.executable, "-m", "mstarctl", *words]
         return subprocess.run(
             command,
             env=self.environment(),
