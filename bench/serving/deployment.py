@@ -206,12 +206,12 @@ class Served:
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds so far by process; child processes count as `NAME children`."""
-        found = {name: _cpu_s(pid) for name, pid in self.pids.items()}
+        found = {name: process_cpu_s(pid) for name, pid in self.pids.items()}
         owners = {pid: name for name, pid in self.pids.items()}
         for pid, parent in _parents().items():
             if parent in owners and pid not in owners:
                 name = f"{owners[parent]} children"
-                found[name] = found.get(name, 0.0) + _cpu_s(pid)
+                found[name] = found.get(name, 0.0) + process_cpu_s(pid)
         return found
 
     def resident_bytes(self) -> dict[str, float]:
@@ -270,7 +270,7 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def _cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:

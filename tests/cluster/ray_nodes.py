@@ -77,7 +77,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def ray_node(address: str, *, head: str = "", port: int = 0, gpus: int = 0, **variables: str) -> Iterator[RayNode]:
+def ray_node(
+    address: str, *, head: str = "", port: int = 0, cpus: int = 2, gpus: int = 0, **variables: str
+) -> Iterator[RayNode]:
     """Start a node and end it with all its processes. head: `HOST:PORT` of the head; empty: it is one, at `port`."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # paths of sockets have 107 bytes at most, and Ray's part is long
     node = RayNode(address, folder)
@@ -85,7 +87,7 @@ def ray_node(address: str, *, head: str = "", port: int = 0, gpus: int = 0, **va
     words = [
         *(str(Path(sys.executable).parent / "ray"), "start", *place),
         *(f"--node-ip-address={address}", f"--temp-dir={folder}", "--object-store-memory=80000000"),
-        *("--num-cpus=2", f"--num-gpus={gpus}", "--include-log-monitor=false", "--disable-usage-stats"),
+        *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--include-log-monitor=false", "--disable-usage-stats"),
     ]
     try:
         environment = {**ENVIRONMENT, **variables}

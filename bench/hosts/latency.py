@@ -1,0 +1,140 @@
+"""Latency and idle cost of a second host: a miniature split over two processes, on one host and on two.
+
+Run from the repository root: `python -m bench.hosts.latency [--save FILE]`. Both hosts are nodes of Ray on this
+machine, so messages cross the loopback interface by TCP with encryption. Both deployments run at once, and requests go
+to them in turn. The added time is what a second host costs without a network. Afterwards their processes idle, and
+their CPU time is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.hosts.namespaces import SETTINGS, SPLITS
+from bench.serving.deployment import Plan, Served, process_cpu_s
+from bench.serving.figures import ROOT, at, head
+from bench.soak.answers import Answer, ask
+from bench.soak.samples import sample_bodies
+from mstar_core.cluster.survey import survey
+from mstarctl.bench.result import without_folders
+from tests.cluster.ray_nodes import ray_node
+from tests.fakes.ports import free_port
+
+FIRST: Final = "127.0.0.1"
+SECOND: Final = "127.0.0.2"
+SAMPLE: Final = {"orpheus": "speech", "qwen3_omni": "spoken"}
+WARM: Final = 5
+SETTLE_S: Final = 5.0
+
+
+def main() -> int:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.hosts.latency", description=__doc__)
+    parser.add_argument("--model", default="orpheus", choices=SPLITS)
+    parser.add_argument("--requests", type=int, default=100, help="to each deployment")
+    parser.add_argument("--idle-s", type=float, default=30.0)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(prefix="mh-"))
+    try:
+        report = {**head(), "model": options.model, "requests": options.requests, **measure(options, scratch)}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if options.save is not None:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        options.save.write_text(json.dumps(without_folders(report), indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+    return 0
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Start both deployments and return their figures."""
+    with ExitStack() as stack:
+        port = free_port()
+        ray = f"{FIRST}:{port}"
+        stack.enter_context(ray_node(FIRST, port=port, cpus=8))
+        stack.enter_context(ray_node(SECOND, head=ray, cpus=8, MSTAR_RUNTIME_DIR=str(scratch / "second")))
+        names = [host.name for host in survey(ray, ()).hosts]
+        served = {
+            "one host": stack.enter_context(Served(plan_of(options.model, scratch / "one"))),
+            "two hosts": stack.enter_context(Served(plan_of(options.model, scratch / "two", ray, names))),
+        }
+        times = asyncio.run(alternate(served, options))
+        time.sleep(SETTLE_S)
+        idle = idle_shares(served, options.idle_s)
+    figures = {name: {"first_audio_ms": spread(values), "idle_cores": idle[name]} for name, values in times.items()}
+    medians = [figures[name]["first_audio_ms"]["p50"] for name in served]
+    return {"deployments": figures, "added_first_audio_ms": round(medians[1] - medians[0], 3)}
+
+
+def plan_of(model: str, root: Path, ray: str = "", names: list[str] | None = None) -> Plan:
+    """Return a deployment whose nodes are split over two ranks. names: hosts of the ranks."""
+    root.mkdir()
+    places = [f"ray.devices=[{','.join(f'{name}:cpu' for name in names)}]"] if names else []
+    return Plan(
+        model=f"{model}:mini",
+        device="cpu",
+        port=free_port(),
+        root=root,
+        name=root.name,
+        config=ROOT / "configs" / SPLITS[model],
+        settings=(*SETTINGS, *places),
+        ray=ray,
+    )
+
+
+async def alternate(served: dict[str, Served], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Send requests to the deployments in turn. Returns milliseconds to the first audio."""
+    times: dict[str, list[float]] = {name: [] for name in served}
+    urls = {name: f"http://127.0.0.1:{each.plan.port}" for name, each in served.items()}
+    bodies = {name: sample_bodies(url, 28)[SAMPLE[options.model]] for name, url in urls.items()}
+    async with httpx.AsyncClient(timeout=120) as http:
+        for number in range(WARM + options.requests):
+            for name, url in urls.items():
+                http.base_url = httpx.URL(url)
+                answer = await ask(http, bodies[name])
+                if number >= WARM:
+                    times[name].append(1000 * first_audio_s(answer))
+    return times
+
+
+def first_audio_s(answer: Answer) -> float:
+    """Return the time from sending a request to its first audio. Raises RuntimeError if it failed."""
+    for line, arrived in zip(answer.lines, answer.line_s, strict=True):
+        if line["modality"] == "audio":
+            return arrived - answer.sent_s
+    raise RuntimeError(f"a request failed: {answer.sentence}")
+
+
+def idle_shares(served: dict[str, Served], seconds: float) -> dict[str, float]:
+    """Return the cores that all processes of each deployment use without requests."""
+    before = {name: total_cpu_s(each) for name, each in served.items()}
+    time.sleep(seconds)
+    return {name: round((total_cpu_s(each) - before[name]) / seconds, 5) for name, each in served.items()}
+
+
+def total_cpu_s(served: Served) -> float:
+    """Return the CPU seconds so far of all processes of a deployment, agents included."""
+    agents = (host.get("pid") for host in served.snapshot()["hosts"].values())
+    return sum(served.cpu_s().values()) + sum(process_cpu_s(pid) for pid in agents if pid)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return percentiles of values."""
+    ordered = sorted(values)
+    return {f"p{share}": round(at(ordered, share / 100), 3) for share in (5, 50, 95)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
