@@ -58,21 +58,24 @@ def _set_namespace(namespace: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def carry(taps: tuple[int, int], delay_s: float, loss: float) -> None:
-    """Carry frames until the end of standard input. loss: probability of each frame to be lost."""
+def carry(taps: tuple[int, int], commands: int, delay_s: float, loss: float) -> None:
+    """Carry frames between two devices until the end of the commands.
+
+    taps, commands: descriptors. loss: probability of each frame to be lost.
+    """
     chance = random.Random(0)
     waiting: dict[int, deque[tuple[float, bytes]]] = {tap: deque() for tap in taps}
     other = {taps[0]: taps[1], taps[1]: taps[0]}
     is_up = True
     poll = select.epoll()
-    for fd in (*taps, 0):
+    for fd in (*taps, commands):
         poll.register(fd, select.EPOLLIN)
     while True:
         due = min((queue[0][0] for queue in waiting.values() if queue), default=None)
         timeout = -1 if due is None else max(0.0, due - time.monotonic())
         for fd, _ in poll.poll(timeout):
-            if fd == 0:
-                word = os.read(0, 64).decode().split()
+            if fd == commands:
+                word = os.read(commands, 64).decode().split()
                 if not word:
                     return
                 is_up = word[-1] == "up"
@@ -116,7 +119,7 @@ def main() -> None:
     taps = open_tap(options.pids[0]), open_tap(options.pids[1])
     print("ready", flush=True)
     try:
-        carry(taps, options.delay_ms / 1000, options.loss)
+        carry(taps, sys.stdin.fileno(), options.delay_ms / 1000, options.loss)
     finally:
         for tap in taps:
             os.close(tap)

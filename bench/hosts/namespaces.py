@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ API_PORT: Final = 8000
 LIMIT_S: Final = 180.0
 CUT_S: Final = 15.0
 READY_S: Final = 120.0
+POLL_S: Final = 0.2
 SPLITS: Final = {"orpheus": "orpheus_disaggregated.yaml", "qwen3_omni": "qwen3omni_2gpu.yaml"}
 """Deployment files that put the last nodes of a model onto rank 1."""
 
@@ -47,7 +49,10 @@ MAX_TOKENS: Final = 112
 
 @dataclass(slots=True)
 class Case:
-    """What happened to the requests of one disturbance. ready_s: until all processes were ready again."""
+    """What happened to the requests of one disturbance.
+
+    ready_s: from the disturbance until all processes were ready again, None if they were not within the limit.
+    """
 
     name: str
     requests: int = 0
@@ -55,11 +60,6 @@ class Case:
     flaws: list[str] = field(default_factory=list)
     longest_pause_s: float = 0.0
     ready_s: float | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.flaws) or self.ready_s is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,7 @@ def main() -> int:
         "models": {},
     }
     for model in options.models.split(","):
-        cases = prove(model, options)
-        report["models"][model] = [asdict(case) for case in cases]
-        for case in cases:
-            print(line(model, case), flush=True)
+        report["models"][model] = [asdict(case) for case in prove(model, options)]
     failed = [case for model in report["models"].values() for case in model if case["flaws"] or case["ready_s"] is None]
     report["failures"] = len(failed)
     if options.save is not None:
@@ -116,10 +113,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def line(model: str, case: Case) -> str:
-    """Return a case as a line of a table."""
+def told(model: str, case: Case) -> Case:
+    """Print a case as a line of a table, and return it."""
     ready = "not ready again" if case.ready_s is None else f"ready in {case.ready_s:.1f} s"
-    return f"{model:<11} {case.name:<14} {case.outcomes} {ready}, pause {case.longest_pause_s:.1f} s {case.flaws[:3]}"
+    pause = f"longest pause {case.longest_pause_s:.1f} s"
+    print(f"{model:<11} {case.name:<14} {case.outcomes} {ready}, {pause} {case.flaws[:3] or ''}", flush=True)
+    return case
 
 
 def prove(model: str, options: argparse.Namespace) -> list[Case]:
@@ -136,7 +135,7 @@ def prove(model: str, options: argparse.Namespace) -> list[Case]:
             served = stack.enter_context(Served(plan_of(model, first, second)))
             site = Site((first, second), rays, link, served, references, bodies)
             with served.telling():
-                return [run_case(site, name) for name in options.cases.split(",")]
+                return [told(model, run_case(site, name)) for name in options.cases.split(",")]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -176,23 +175,56 @@ def client() -> httpx.AsyncClient:
 
 # --------------------------------------------------------------------------------------------------------------- cases
 def run_case(site: Site, name: str) -> Case:
-    """Send all requests at once, disturb them when the first has begun, and wait until all is ready again."""
+    """Send all requests at once, disturb them when the first has begun, and send all again when all is ready."""
     case = Case(name)
     before, after = CASES[name]
-    asyncio.run(_requests(site, case, before))
-    if after is not None:
-        after(site)
-    end = time.monotonic() + READY_S
-    start = time.monotonic()
-    while not site.is_ready() and time.monotonic() < end:
-        time.sleep(0.1)
-    if site.is_ready():
-        case.ready_s = round(time.monotonic() - start, 2)
-        asyncio.run(_requests(site, case, None))
+    with Readiness(site) as readiness:
+        asyncio.run(_requests(site, case, before, readiness))
+        if after is not None:
+            after(site)
+        case.ready_s = readiness.wait()
+    if case.ready_s is not None:
+        asyncio.run(_requests(site, case, None, readiness))
     return case
 
 
-async def _requests(site: Site, case: Case, strike: Callable[[Site], None] | None) -> None:
+class Readiness:
+    """Observes on a thread when a site was last not ready. Owned by `run_case`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._struck_s = self._unready_s = time.monotonic()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def strike(self) -> None:
+        """Begin the clock: something is disturbed now."""
+        self._struck_s = self._unready_s = time.monotonic()
+
+    def wait(self) -> float | None:
+        """Wait until the site is ready. Returns the seconds from the strike, None if it was not ready in time."""
+        end = time.monotonic() + READY_S
+        while not self._site.is_ready():
+            if time.monotonic() > end:
+                return None
+            time.sleep(POLL_S)
+        return round(self._unready_s - self._struck_s, 1)
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(POLL_S):
+            if not self._site.is_ready():
+                self._unready_s = time.monotonic()
+
+    def __enter__(self) -> Readiness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+async def _requests(site: Site, case: Case, strike: Callable[[Site], None] | None, readiness: Readiness) -> None:
     has_begun = asyncio.Event()
 
     def watch(answer: Answer) -> bool:
@@ -204,6 +236,7 @@ async def _requests(site: Site, case: Case, strike: Callable[[Site], None] | Non
         tasks = {name: asyncio.create_task(ask(http, body, leave=watch)) for name, body in site.bodies.items()}
         if strike is not None:
             await has_begun.wait()
+            readiness.strike()
             await asyncio.to_thread(strike, site)
         found = {name: await task for name, task in tasks.items()}
     outcomes = Counter(case.outcomes)
