@@ -49,7 +49,7 @@ MAX_TOKENS: Final = 112
 
 @dataclass(slots=True)
 class Case:
-    """What happened to the requests of one disturbance.
+    """Outcomes of the requests during one disturbance.
 
     ready_s: from the disturbance until all processes were ready again, None if they were not within the limit.
     """
@@ -294,7 +294,7 @@ CASES: Final[Mapping[str, tuple[Callable[[Site], None] | None, Callable[[Site], 
     "new cluster": (start_ray, None),
     "agent again": (lambda site: kill(site.agent()), None),
 }
-"""What is done while requests run, and after them."""
+"""Actions while requests run, and after them."""
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_a_survey_tells_what_each_host_has(view: ClusterView, head: str) -> None
     assert view.address == head
     local, *others = view.hosts
     assert local.is_local and not any(host.is_local for host in others)
-    assert len({host.name for host in view.hosts}) == 3, "nodes with one host name are told apart"
+    assert len({host.name for host in view.hosts}) == 3, "nodes with one host name are distinguished"
     assert local.gpu_count == 1 and local.free_gpus == 1 and local.cpus == 2
     second = at(view, ADDRESSES[1])
     assert second.gpu_count == 2

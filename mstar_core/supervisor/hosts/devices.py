@@ -21,7 +21,14 @@ def bundle_of(spec: DeploymentSpec, host: HostPlan) -> Bundle:
     ranks = [rank for rank in spec.plan.ranks if rank.host == host.name]
     gpus = {rank.device for rank in ranks if rank.device.startswith(CUDA)}
     processes = len(ranks) + (0 if host.name else OWN_PROCESSES)
-    return Bundle(host=host.name, gpus=len(gpus), cpus=float(processes), node=host.node)
+    return Bundle(
+        host=host.name,
+        gpus=len(gpus),
+        cpus=float(processes),
+        node=host.node,
+        address=host.address,
+        network=spec.ray.network or "",
+    )
 
 
 def with_reserved(spec: DeploymentSpec, gpus: Mapping[str, tuple[int, ...]]) -> Plan:
