@@ -78,7 +78,7 @@ def free_port() -> int:
 
 @contextmanager
 def ray_node(
-    address: str, *, head: str = "", port: int = 0, cpus: int = 2, gpus: int = 0, **variables: str
+    address: str, *, head: str = "", port: int = 0, cpus: int = 1, gpus: int = 0, **variables: str
 ) -> Iterator[RayNode]:
     """Start a node and end it with all its processes. head: `HOST:PORT` of the head; empty: it is one, at `port`."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # paths of sockets have 107 bytes at most, and Ray's part is long

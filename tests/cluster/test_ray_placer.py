@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,11 +39,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[
     (absent / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'mstar_core'\")\n")
     port = free_port()
     head = f"127.0.0.1:{port}"
-    with ExitStack() as stack:
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
         started = [stack.enter_context(ray_node(ADDRESSES[0], port=port, gpus=1))]
-        started.append(stack.enter_context(ray_node(ADDRESSES[1], head=head, gpus=2)))
-        path = str(absent.parent)
-        started.append(stack.enter_context(ray_node(ADDRESSES[2], head=head, PYTHONPATH=path)))
+        others = [
+            ray_node(ADDRESSES[1], head=head, gpus=2),
+            ray_node(ADDRESSES[2], head=head, PYTHONPATH=str(absent.parent)),
+        ]
+        started += threads.map(stack.enter_context, others)
         yield head, started
 
 
@@ -57,10 +60,9 @@ def view(head: str) -> ClusterView:
 
 
 @pytest.fixture
-async def placer(head: str) -> AsyncIterator[RayPlacer]:
-    placer = RayPlacer(head, DEPLOYMENT)
-    yield placer
-    await placer.release()
+def placer(head: str) -> RayPlacer:
+    """A placer of the deployment. Its next start gives back the room that a test leaves."""
+    return RayPlacer(head, DEPLOYMENT)
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_a_survey_tells_what_each_host_has(view: ClusterView, head: str) -> None
     local, *others = view.hosts
     assert local.is_local and not any(host.is_local for host in others)
     assert len({host.name for host in view.hosts}) == 3, "nodes with one host name are distinguished"
-    assert local.gpu_count == 1 and local.free_gpus == 1 and local.cpus == 2
+    assert local.gpu_count == 1 and local.free_gpus == 1 and local.cpus == 1
     second = at(view, ADDRESSES[1])
     assert second.gpu_count == 2
     assert second.fault == "" and second.missing == ("/no/such/folder",)
@@ -125,6 +127,10 @@ async def test_agents_get_the_room_that_was_reserved(view: ClusterView, placer: 
         assert "0 of 2 GPUs" in caught.value.detail
     finally:
         end(agent)
+    await placer.release()
+    (agent,) = await RayPlacer(placer.address, "other").start((bundles[1],), other)
+    end(agent)
+    await RayPlacer(placer.address, "other").release()
 
 
 async def test_an_agent_that_died_is_started_again_on_its_host(
