@@ -157,11 +157,14 @@ class RayNode:
             *(str(Path(sys.executable).parent / "ray"), "start", *place, f"--node-ip-address={machine.address}"),
             *(f"--temp-dir={self.folder}", "--object-store-memory=80000000", "--num-cpus=4", "--disable-usage-stats"),
         ]
-        self.start()
 
     def start(self) -> None:
-        """Start the node, again after `kill`."""
-        self.machine.run(*self._words, capture_output=True)
+        """Start the node, again after `kill`. Raises RuntimeError with the words of Ray."""
+        try:
+            self.machine.run(*self._words, capture_output=True)
+        except subprocess.CalledProcessError as error:
+            self.kill()
+            raise RuntimeError(f"Ray did not start: {error.stdout}{error.stderr}") from None
 
     def kill(self, program: str = "") -> None:
         """Kill the processes of the node that run a program, such as `raylet/raylet`; all without a name."""
@@ -183,11 +186,11 @@ class RayNode:
 @contextmanager
 def ray_cluster(first: Machine, second: Machine) -> Iterator[tuple[RayNode, RayNode]]:
     """Run a head of Ray on the first host, and a node on the second."""
-    nodes: list[RayNode] = []
+    nodes = RayNode(first), RayNode(second, f"{first.address}:{PORT}")
     try:
-        nodes.append(RayNode(first))
-        nodes.append(RayNode(second, f"{first.address}:{PORT}"))
-        yield nodes[0], nodes[1]
+        for node in nodes:
+            node.start()
+        yield nodes
     finally:
         for node in nodes:
             node.kill()

@@ -31,8 +31,9 @@ def devices(plan: Plan) -> list[str]:
 
 def test_a_bundle_has_the_gpus_and_a_core_for_each_process() -> None:
     deployment = spec(("", "cuda:0"), ("b", "cuda:0"), ("b", "cuda:1"), ("b", "cuda:1"))
-    assert bundle_of(deployment, HOSTS[0]) == Bundle(host="", gpus=1, cpus=3.0)
-    assert bundle_of(deployment, HOSTS[1]) == Bundle(host="b", gpus=2, cpus=3.0, node="n")
+    first = Bundle(host="", gpus=1, cpus=3.0, address="10.0.0.1")
+    second = Bundle(host="b", gpus=2, cpus=3.0, node="n", address="10.0.0.2")
+    assert [bundle_of(deployment, host) for host in HOSTS] == [first, second]
 
 
 def test_ranks_get_the_reserved_gpus_and_keep_those_that_fit() -> None:
