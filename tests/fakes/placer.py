@@ -22,13 +22,15 @@ class ProcessPlacer:
     """Offers any number of hosts. Its owner calls `close`.
 
     environments: of the agents, by host. started: agents by host, the newest last. full: why no host has room, empty
-    if there is room. versions: that the next agents claim. gpus: indices that a host offers. released: it was called.
+    if there is room. versions: that the next agents claim. gpus: indices that a host offers. addresses: of hosts,
+    127.0.0.1 for others. released: it was called.
     """
 
     def __init__(self, environments: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self.environments = {host: dict(values) for host, values in (environments or {}).items()}
         self.started: dict[str, list[StartedAgent]] = {}
         self.gpus: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, str] = {}
         self.versions: dict[str, str] = {}
         self.full = ""
         self.asked = 0
@@ -53,6 +55,7 @@ class ProcessPlacer:
             raise StartError("no host of the cluster has room", self.full, "add a host", phase="plan")
         known = self.started.setdefault(bundle.host, [])
         order = msgspec.structs.replace(order, host=bundle.host, incarnation=len(known) + 1)
+        order = msgspec.structs.replace(order, address=self.addresses.get(bundle.host, order.address))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environments.get(bundle.host, {})}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "mstar_core.agent", "--detach"),

@@ -1,0 +1,1 @@
+"""Whole deployments over several hosts, which are agents on this machine at addresses of their own."""

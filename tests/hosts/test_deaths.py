@@ -1,0 +1,207 @@
+"""Deaths of processes and of hosts under a stream: the client receives the bytes of an undisturbed run on one host."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bench.soak.answers import Answer, ask, flaws
+from tests.hosts.spread import OTHER, SILENCE_S, Spread
+from tests.runtime.client import new_client
+from tests.runtime.deployment import LLM, SNAC, plan, until
+from tests.survival.families import FAMILIES, TWO_RANKS
+from tests.survival.judge import Judge, judge_of
+from tests.survival.mortal import Mortal
+from tests.survival.points import FOLLOWER, PHASES, WORKER, Point
+
+SOON_S = 3.0
+"""Silence after which these deployments give up a host."""
+
+ODD_S = 1.5
+"""Time that a host may be cut off."""
+
+WAIT_S = 60.0
+REQUEST = "speech"
+SENDER = "worker-1"
+"""The codec, which is on the other host."""
+
+MIDDLE = Point(request=REQUEST, sender=SENDER, message="Outputs", count=5)
+
+
+SPLIT = plan({0: (LLM,), 1: (SNAC,)})
+COPIES = plan({0: (LLM, SNAC), 1: (LLM, SNAC)})
+LONG = "The red fox ran over the green hill today and the old man saw the bird near the cold river. " * 3
+
+
+@pytest.fixture(scope="module")
+def one_host() -> Answer:
+    """The answer of a deployment on one host, with which all others are compared."""
+    with Mortal(FAMILIES["orpheus"]) as deployment:
+        return asyncio.run(judge_of(deployment).undisturbed(REQUEST))
+
+
+def judged(deployment: Spread, one_host: Answer) -> Judge:
+    """Return the judge of a deployment over two hosts."""
+    judge = judge_of(deployment)
+    judge.references[REQUEST] = one_host
+    return judge
+
+
+@pytest.fixture(scope="module")
+def split(one_host: Answer) -> Iterator[Judge]:
+    """The language model on this host, the codec on the other one."""
+    with Spread(FAMILIES["orpheus"], SPLIT, (1,), silence_s=SOON_S) as deployment:
+        yield judged(deployment, one_host)
+
+
+@pytest.fixture(scope="module")
+def copies(one_host: Answer) -> Iterator[Judge]:
+    """A replica on each host."""
+    with Spread(FAMILIES["orpheus"], COPIES, (1,), silence_s=SOON_S) as deployment:
+        yield judged(deployment, one_host)
+
+
+def host_of(judge: Judge) -> Spread:
+    assert isinstance(judge.deployment, Spread)
+    return judge.deployment
+
+
+@pytest.mark.parametrize("victim", [SENDER, pytest.param("worker-0", marks=pytest.mark.slow), "conductor", "api"])
+async def test_a_process_of_either_host_dies(victim: str, split: Judge) -> None:
+    deployment, agent = host_of(split), host_of(split).agent
+    assert await split.flaws(REQUEST, MIDDLE.strike(victim)) == []
+    assert deployment.agent == agent, "no host was given up"
+
+
+async def during(judge: Judge, act: Callable[[Spread], None], count: int = 1) -> list[Answer]:
+    """Return the answers to requests during which `act` runs, once each of them has had an output."""
+    await asyncio.to_thread(judge.settle)
+    heard, begun = [Answer() for _ in range(count)], asyncio.Event()
+
+    def begins(_: Answer) -> bool:
+        if all(answer.outputs for answer in heard):
+            begun.set()
+        return False
+
+    async with new_client(judge.deployment.url) as client:
+        tasks = [asyncio.create_task(ask(client, judge.bodies[REQUEST], answer, begins)) for answer in heard]
+        async with asyncio.timeout(WAIT_S):
+            await begun.wait()
+        assert not all(task.done() for task in tasks), "too late"
+        await asyncio.to_thread(act, host_of(judge))
+        async with asyncio.timeout(WAIT_S):
+            return await asyncio.gather(*tasks)
+
+
+async def assert_whole(judge: Judge, act: Callable[[Spread], None], count: int = 1) -> None:
+    answers = await during(judge, act, count)
+    assert [flaws(answer, judge.references[REQUEST]) for answer in answers] == [[]] * count
+    await asyncio.to_thread(judge.settle)
+
+
+def kill_agent(deployment: Spread) -> None:
+    deployment.kill(deployment.agent)
+
+
+@pytest.mark.parametrize(
+    "act", [pytest.param(kill_agent, id="agent", marks=pytest.mark.slow), pytest.param(Spread.lose_host, id="host")]
+)
+async def test_a_lost_host_is_replaced_and_its_streams_go_on(act: Callable[[Spread], None], split: Judge) -> None:
+    agent = host_of(split).agent
+    await assert_whole(split, act)
+    assert host_of(split).agent != agent
+    assert len(host_of(split).agents) == len(host_of(split).agent_folders()) == 1
+
+
+async def test_a_short_break_of_the_network_costs_a_pause(split: Judge) -> None:
+    agent = host_of(split).agent
+
+    def act(deployment: Spread) -> None:
+        with deployment.suspended_host():
+            time.sleep(ODD_S)
+
+    await assert_whole(split, act)
+    assert host_of(split).agent == agent
+
+
+async def test_a_host_that_comes_back_too_late_is_fenced(split: Judge) -> None:
+    agent = host_of(split).agent
+
+    def act(deployment: Spread) -> None:
+        with deployment.suspended_host():
+            deployment.wait_event("host.replaced", host=OTHER, incarnation=newest(deployment) + 1)
+
+    await assert_whole(split, act)
+    await asyncio.to_thread(until, lambda: len(host_of(split).agents) == 1, "the end of the old agent", WAIT_S)
+    assert host_of(split).agent != agent
+
+
+def newest(deployment: Spread) -> int:
+    """Return the incarnation of the agent."""
+    return int(deployment.snapshot()["hosts"][OTHER]["incarnation"])
+
+
+async def test_copies_answer_alike_and_a_prompt_goes_back_to_the_host_that_has_read_it(copies: Judge) -> None:
+    usual, body = copies.bodies[REQUEST], {**copies.bodies[REQUEST], "text": LONG}
+    async with new_client(copies.deployment.url) as client:
+        both = await asyncio.gather(*(ask(client, usual) for _ in range(4)))
+        assert [flaws(answer, copies.references[REQUEST]) for answer in both] == [[]] * 4
+        busy = asyncio.create_task(ask(client, usual))  # so that the other replica has the fewest requests
+        first = await ask(client, body)
+        assert flaws(await busy, copies.references[REQUEST]) == []
+        again = await ask(client, body)
+    assert flaws(again, first) == []
+    assert cached(again) > cached(first)
+
+
+def cached(answer: Answer) -> int:
+    """Return the number of ids of the prompt that a replica had read before."""
+    return int(answer.ends[0]["metadata"]["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+async def test_streams_of_a_lost_host_go_on_at_a_replica_while_no_host_has_room(copies: Judge) -> None:
+    deployment, agent = host_of(copies), host_of(copies).agent
+    with deployment.no_room():
+        answers = await during(copies, Spread.lose_host, 4)
+        assert [flaws(answer, copies.references[REQUEST]) for answer in answers] == [[]] * 4
+        assert deployment.snapshot()["hosts"][OTHER]["state"] != "ready"
+        deployment.wait_event("host.waiting", host=OTHER, why="no host of the cluster has room; a test has taken it")
+    await asyncio.to_thread(copies.settle)
+    assert deployment.agent != agent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away_s", [SILENCE_S - 4, SILENCE_S + 5])
+async def test_a_host_is_away_for_seconds(away_s: float, one_host: Answer) -> None:
+    with Spread(FAMILIES["orpheus"], SPLIT, (1,)) as deployment:
+        judge = judged(deployment, one_host)
+        agent = deployment.agent
+
+        def act(deployment: Spread) -> None:
+            with deployment.suspended_host():
+                time.sleep(away_s)
+
+        await assert_whole(judge, act)
+        assert (deployment.agent == agent) == (away_s < SILENCE_S)
+        until(lambda: len(deployment.agents) == 1, "the end of the old agent", WAIT_S)
+
+
+@pytest.mark.slow
+async def test_without_its_supervisor_a_host_ends_everything() -> None:
+    with Spread(FAMILIES["orpheus"], SPLIT, (1,)) as deployment:
+        deployment.kill(deployment.pids()["supervisor"])
+        until(lambda: not deployment.processes(), "the end of every process", SILENCE_S + 20)
+        assert deployment.agent_folders() == []
+
+
+@pytest.mark.slow
+async def test_a_member_of_a_group_over_two_hosts_dies() -> None:
+    family = FAMILIES["orpheus_tp2"]
+    with Spread(family, TWO_RANKS, (1,), silence_s=SOON_S) as deployment:
+        judge = judge_of(deployment)
+        for victim in (FOLLOWER, WORKER):
+            assert await judge.flaws(REQUEST, PHASES[family.name]["codec"].strike(victim)) == []
+        await assert_whole(judge, Spread.lose_host)
