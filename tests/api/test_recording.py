@@ -59,6 +59,18 @@ def test_the_kernel_counts_each_byte_once_whether_read_or_not(pair: tuple[socket
         assert counted_bytes(server) - base == sent
 
 
+def test_a_connection_without_a_byte_is_followed_from_its_adoption(
+    made: Made, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    server, client = pair
+    adopted = seen(made[1])  # the other process died between the accept() and its first look at the connection
+    assert adopted.unsent(server) == b""
+    adopted.sent([b"answer"], 0)
+    server.sendall(b"ans")
+    assert client.recv(3) == b"ans"
+    assert adopted.unsent(server) == b"wer"
+
+
 def test_the_request_in_progress_is_kept_and_ends_with_the_last_write(made: Made) -> None:
     recording, fd = made
     recording.received(b"POST / HTTP/1.1\r\n\r\n")

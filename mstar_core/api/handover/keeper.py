@@ -55,19 +55,38 @@ class Keeper:
 
     def __init__(self, store: FdStoreClient) -> None:
         self._store = store
+        self._next: tuple[ConnectionRecording, int] | None = None
 
-    def keep(self, sock: socket.socket) -> KeptConnection | None:
-        """Record a new connection and leave a copy of it; None, after a log entry, if that is not possible."""
+    def prepare(self) -> None:
+        """Make the recording of the next connection, so that `keep` takes no time after an accept()."""
+        if self._next is not None:
+            return
         try:
-            recording, memory = ConnectionRecording.create(sock)
+            self._next = ConnectionRecording.create()
         except OSError as error:
             log.warning("a connection cannot be recorded and will end with this process: %s", error)
+
+    def keep(self, sock: socket.socket) -> KeptConnection | None:
+        """Leave a copy of a new connection and record it; None, after a log entry, if that is not possible.
+
+        Call it at once after the accept(): until then the connection would end with this process.
+        """
+        self.prepare()
+        if self._next is None:
             return None
+        (recording, memory), self._next = self._next, None
         try:
             key = self._store.keep(sock.fileno(), memory)
         finally:
             os.close(memory)
-        return KeptConnection(sock, recording, lambda: self._store.drop(key))
+        kept = KeptConnection(sock, recording, lambda: self._store.drop(key))
+        try:
+            recording.follow(sock)
+        except OSError as error:
+            log.warning("a connection cannot be recorded and will end with this process: %s", error)
+            kept.release()
+            return None
+        return kept
 
     async def take(self) -> list[tuple[socket.socket, KeptConnection]]:
         """Return the connections that an earlier api left. Those that cannot go on are closed."""
@@ -91,5 +110,10 @@ class Keeper:
         return sock, KeptConnection(sock, recording, lambda: self._store.drop(kept.key))
 
     def close(self) -> None:
-        """Close the socket to the supervisor; what was left stays there."""
+        """Close the socket to the supervisor; what was left stays there. Safe to call twice."""
+        if self._next is not None:
+            recording, memory = self._next
+            self._next = None
+            recording.close()
+            os.close(memory)
         self._store.close()

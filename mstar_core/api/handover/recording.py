@@ -49,10 +49,10 @@ Units = Mapping[str, int]
 class Record(msgspec.Struct, array_like=True):
     """State of a connection. Positions count the response bytes of the connection from its beginning.
 
-    base: bytes that the kernel had counted before. total: written so far. origin: position of the first byte in the
-    response area, -1 if some bytes did not fit. request_bytes: in the request area, -1 if they did not fit. is_active:
-    a request is being handled, with this id, trace id, start (monotonic) and time of creation; its response begins at
-    `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
+    base: bytes that the kernel had counted before; known once `total` is not 0. total: written so far. origin: position
+    of the first byte in the response area, -1 if some bytes did not fit. request_bytes: in the request area, -1 if they did not
+    fit. is_active: a request is being handled, with this id, trace id, start (monotonic) and time of creation; its
+    response begins at `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
     request; events: number of the last event there; next_units: units at the end of what is being written behind it.
     is_closing: the connection ends after these bytes. adoptions: number of processes that continued the request.
     firsts: monotonic times of the first output and the first sound of a request with one item, 0.0 before them. idle:
@@ -96,15 +96,12 @@ class ConnectionRecording:
         self._drawn_end = 0
 
     @classmethod
-    def create(cls, sock: socket.socket | None = None) -> tuple[Self, int]:
-        """Return an empty recording and its descriptor, which the caller closes. Raises OSError.
-
-        sock: the connection, whose bytes so far are not counted.
-        """
+    def create(cls) -> tuple[Self, int]:
+        """Return an empty recording and its descriptor, which the caller closes. Raises OSError."""
         fd = os.memfd_create("mstar-connection", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, _SIZE)
-            recording = cls(fd, Record(base=counted_bytes(sock) if sock is not None else 0))
+            recording = cls(fd, Record())
             recording._commit()
         except BaseException:
             os.close(fd)
@@ -122,6 +119,11 @@ class ConnectionRecording:
         recording.record.adoptions += 1
         recording._commit()
         return recording
+
+    def follow(self, sock: socket.socket) -> None:
+        """Note the connection, to which nothing has been written yet. Raises OSError."""
+        self.record.base = counted_bytes(sock)
+        self._commit()
 
     def close(self) -> None:
         """Unmap the memory. Safe to call twice."""
@@ -257,6 +259,9 @@ class ConnectionRecording:
 
         Raises OSError.
         """
+        if not self.record.total:
+            self.follow(sock)
+            return b""
         return self.response(counted_bytes(sock) - self.record.base)
 
     def response(self, position: int) -> bytes | None:

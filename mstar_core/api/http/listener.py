@@ -69,7 +69,7 @@ class Listener:
         self._socket = sock
         self._clock = clock
         self._state: dict[str, Any] = {}
-        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}  # in the order of their start
+        self._handshakes: dict[asyncio.Task[None], tuple[socket.socket, KeptConnection | None]] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._next_log: dict[str, float] = {}
         self._is_closed = self._is_handed_over = False
@@ -134,6 +134,9 @@ class Listener:
                 return  # called again if another connection waits
             if not self._has_room():
                 return
+            keeper = self._keeper if self.tls is None else None
+            if keeper is not None:
+                keeper.prepare()
             try:
                 client, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -145,9 +148,10 @@ class Listener:
                 self._say("accept", "no connection can be accepted: %s; idle ones are closed", error)
                 self._pause(0.0 if self._evict() else RETRY_S)  # a closed one is freed in the next turn
                 return
+            kept = None if keeper is None else keeper.keep(client)
             client.setblocking(False)
-            task = asyncio.ensure_future(self._connect(client))
-            self._handshakes[task] = client
+            task = asyncio.ensure_future(self._connect(client, kept))
+            self._handshakes[task] = client, kept
             task.add_done_callback(self._connected)
 
     @property
@@ -202,11 +206,9 @@ class Listener:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
         connection.go_on(rest)
 
-    async def _connect(self, client: socket.socket) -> None:
-        tls, kept = self.tls, None
+    async def _connect(self, client: socket.socket, kept: KeptConnection | None) -> None:
+        tls = self.tls
         handshake_s = HEAD_S if tls is not None else None
-        if tls is None and self._keeper is not None:
-            kept = self._keeper.keep(client)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(self._app, self.connections, self._state, kept),
@@ -224,9 +226,11 @@ class Listener:
             kept.release()
 
     def _connected(self, task: asyncio.Task[None]) -> None:
-        client = self._handshakes.pop(task)
+        client, kept = self._handshakes.pop(task)
         if task.cancelled():
             client.close()
+            if kept is not None:
+                kept.release()
 
     def _say(self, kind: str, text: str, *args: object) -> None:
         """Log a warning, at most once per `LOG_S` and kind."""
