@@ -49,14 +49,14 @@ Units = Mapping[str, int]
 class Record(msgspec.Struct, array_like=True):
     """State of a connection. Positions count the response bytes of the connection from its beginning.
 
-    base: bytes that the kernel had counted before; known once `total` is not 0. total: written so far. origin: position
-    of the first byte in the response area, -1 if some bytes did not fit. request_bytes: in the request area, -1 if they did not
-    fit. is_active: a request is being handled, with this id, trace id, start (monotonic) and time of creation; its
-    response begins at `start`. mark: a position at which the response held exactly these `units` of outputs, by port, of each item of the
-    request; events: number of the last event there; next_units: units at the end of what is being written behind it.
-    is_closing: the connection ends after these bytes. adoptions: number of processes that continued the request.
-    firsts: monotonic times of the first output and the first sound of a request with one item, 0.0 before them. idle:
-    bytes of keep-alives in the response.
+    base: bytes that the kernel had counted before; known once `total` is not 0. total: written so far. origin:
+    position of the first byte in the response area, -1 if some bytes did not fit. request_bytes: in the request area,
+    -1 if they did not fit. is_active: a request is being handled, with this id, trace id, start (monotonic) and time
+    of creation; its response begins at `start`. mark: a position at which the response held exactly these `units` of
+    outputs, by port, of each item of the request; events: number of the last event there; next_units: units at the
+    end of what is being written behind it. is_closing: the connection ends after these bytes. adoptions: number of
+    processes that continued the request. firsts: monotonic times of the first output and the first sound of a request
+    with one item, 0.0 before them. idle: bytes of keep-alives in the response.
     """
 
     base: int = 0
