@@ -20,7 +20,7 @@ from tests.survival.points import FOLLOWER, PHASES, WORKER, Point
 SOON_S = 3.0
 """Silence after which these deployments give up a host."""
 
-ODD_S = 1.5
+SHORT_S = 1.5
 """Time that a host may be cut off."""
 
 WAIT_S = 60.0
@@ -121,22 +121,31 @@ async def test_a_short_break_of_the_network_costs_a_pause(split: Judge) -> None:
 
     def act(deployment: Spread) -> None:
         with deployment.suspended_host():
-            time.sleep(ODD_S)
+            time.sleep(SHORT_S)
 
     await assert_whole(split, act)
     assert host_of(split).agent == agent
 
 
 async def test_a_host_that_comes_back_too_late_is_fenced(split: Judge) -> None:
-    agent = host_of(split).agent
+    incarnation = newest(host_of(split))
 
     def act(deployment: Spread) -> None:
-        with deployment.suspended_host():
-            deployment.wait_event("host.replaced", host=OTHER, incarnation=newest(deployment) + 1)
+        lost = len(events(deployment, "host.lost"))
+        with deployment.no_room():
+            with deployment.suspended_host():
+                until(lambda: len(events(deployment, "host.lost")) > lost, "the loss of the host")
+            deployment.wait_event("host.fenced", host=OTHER, incarnation=incarnation)
+            until(lambda: not deployment.agents, "the end of the agent")
 
     await assert_whole(split, act)
-    await asyncio.to_thread(until, lambda: len(host_of(split).agents) == 1, "the end of the old agent", WAIT_S)
-    assert host_of(split).agent != agent
+    assert newest(host_of(split)) == incarnation + 1
+    assert len(host_of(split).agents) == len(host_of(split).agent_folders()) == 1
+
+
+def events(deployment: Spread, kind: str) -> list[object]:
+    """Return the events of a type."""
+    return [event for event in deployment.events() if event["type"] == kind]
 
 
 def newest(deployment: Spread) -> int:

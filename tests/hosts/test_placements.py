@@ -42,7 +42,7 @@ CASES = {
         where=plan({0: ("audio_encoder", "Thinker"), 1: ("vision_encoder", "Talker", "Code2Wav")}),
         remote=(1,),
     ),
-    "pi05-actions": Case(family="pi05", where=plan({0: ("vit_encoder",), 1: (LLM,)}), remote=(1,)),
+    "pi05-images": Case(family="pi05", where=plan({0: ("vit_encoder",), 1: (LLM,)}), remote=(0,)),
     "bagel-images": Case(
         family="bagel",
         where=plan({0: (LLM, "combine_cfg"), 1: ("vit_encoder", "vae_encoder", "vae_decoder")}),
