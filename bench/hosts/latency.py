@@ -1,6 +1,6 @@
 """Latency and idle cost of a second host: a miniature split over two processes, on one host and on two.
 
-Run from the repository root: `python -m bench.hosts.latency [--save FILE]`. Both hosts are nodes of Ray on this
+Run from the repository root, as root: `python -m bench.hosts.latency [--save FILE]`. Both hosts are nodes of Ray on this
 machine, so messages cross the loopback interface by TCP with encryption. Both deployments run at once, and requests go
 to them in turn. The added time is what a second host costs without a network. Afterwards their processes idle, and
 their CPU time is read.
@@ -15,12 +15,14 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
+from bench.hosts.machines import PORT, Machine, neighbours, ray_cluster
 from bench.hosts.namespaces import SETTINGS, SPLITS
 from bench.serving.deployment import Plan, Served, process_cpu_s
 from bench.serving.figures import ROOT, at, head
@@ -28,11 +30,8 @@ from bench.soak.answers import Answer, ask
 from bench.soak.samples import sample_bodies
 from mstar_core.cluster.survey import survey
 from mstarctl.bench.result import without_folders
-from tests.cluster.ray_nodes import ray_node
 from tests.fakes.ports import free_port
 
-FIRST: Final = "127.0.0.1"
-SECOND: Final = "127.0.0.2"
 SAMPLE: Final = {"orpheus": "speech", "qwen3_omni": "spoken"}
 WARM: Final = 5
 SETTLE_S: Final = 5.0
@@ -61,15 +60,16 @@ def main() -> int:
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Start both deployments and return their figures."""
     with ExitStack() as stack:
-        port = free_port()
-        ray = f"{FIRST}:{port}"
-        stack.enter_context(ray_node(FIRST, port=port, cpus=8))
-        stack.enter_context(ray_node(SECOND, head=ray, cpus=8, MSTAR_RUNTIME_DIR=str(scratch / "second")))
+        first, second = stack.enter_context(neighbours(scratch))
+        first.enter_network()
+        stack.enter_context(ray_cluster(first, second))
+        ray = f"{first.address}:{PORT}"
         names = [host.name for host in survey(ray, ()).hosts]
-        served = {
-            "one host": stack.enter_context(Served(plan_of(options.model, scratch / "one"))),
-            "two hosts": stack.enter_context(Served(plan_of(options.model, scratch / "two", ray, names))),
+        plans = {
+            "one host": plan_of(options.model, first, "one"),
+            "two hosts": plan_of(options.model, first, "two", ray, names),
         }
+        served = {name: stack.enter_context(Served(plan)) for name, plan in plans.items()}
         times = asyncio.run(alternate(served, options))
         time.sleep(SETTLE_S)
         idle = idle_shares(served, options.idle_s)
@@ -78,19 +78,19 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     return {"deployments": figures, "added_first_audio_ms": round(medians[1] - medians[0], 3)}
 
 
-def plan_of(model: str, root: Path, ray: str = "", names: list[str] | None = None) -> Plan:
+def plan_of(model: str, machine: Machine, name: str, ray: str = "", names: Sequence[str] = ()) -> Plan:
     """Return a deployment whose nodes are split over two ranks. names: hosts of the ranks."""
-    root.mkdir()
     places = [f"ray.devices=[{','.join(f'{name}:cpu' for name in names)}]"] if names else []
     return Plan(
         model=f"{model}:mini",
         device="cpu",
         port=free_port(),
-        root=root,
-        name=root.name,
+        root=machine.runs,
+        name=name,
         config=ROOT / "configs" / SPLITS[model],
         settings=(*SETTINGS, *places),
         ray=ray,
+        inside=machine.inside,
     )
 
 

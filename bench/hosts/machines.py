@@ -121,13 +121,25 @@ def machines(folder: Path, *, delay_ms: float, loss: float) -> Iterator[tuple[Ma
         link = Link(made[0].keeper, made[1].keeper, delay_ms, loss)
         stack.callback(link.close)
         for machine in made:
-            for words in (
-                ("ip", "addr", "add", f"{machine.address}/24", "dev", "tap0"),
-                ("ip", "link", "set", "tap0", "up"),
-                ("ip", "link", "set", "lo", "up"),
-            ):
-                machine.run(*words)
+            _set_up(machine, "tap0", machine.address)
         yield made[0], made[1], link
+
+
+@contextmanager
+def neighbours(folder: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Make two hosts that share everything but their address and files: the cost of a second host without a network."""
+    with _machine(folder / NAMES[0], NAMES[0], ADDRESSES[0]) as first:
+        second = first._replace(address=ADDRESSES[1], folder=folder / NAMES[1])
+        second.folder.mkdir()
+        _set_up(first, "lo", *ADDRESSES)
+        yield first, second
+
+
+def _set_up(machine: Machine, device: str, *addresses: str) -> None:
+    for address in addresses:
+        machine.run("ip", "addr", "add", f"{address}/24", "dev", device)
+    for name in {device, "lo"}:
+        machine.run("ip", "link", "set", name, "up")
 
 
 @contextmanager
