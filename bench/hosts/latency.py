@@ -1,9 +1,9 @@
 """Latency and idle cost of a second host: a miniature split over two processes, on one host and on two.
 
-Run from the repository root, as root: `python -m bench.hosts.latency [--save FILE]`. Both hosts are nodes of Ray on this
-machine, so messages cross the loopback interface by TCP with encryption. Both deployments run at once, and requests go
-to them in turn. The added time is what a second host costs without a network. Afterwards their processes idle, and
-their CPU time is read.
+Run from the repository root, as root: `python -m bench.hosts.latency [--save FILE]`. Both hosts are nodes of Ray on
+this machine, so messages cross the loopback interface by TCP with encryption. Both deployments run at once, and
+requests go to them in turn. The added time is what a second host costs without a network. Afterwards their processes
+idle, and their CPU time is read.
 """
 
 from __future__ import annotations

@@ -63,6 +63,15 @@ def check_listener(host: str, port: int, timeout_s: float = ANSWER_S) -> None:
         )
 
 
+def is_own(address: str) -> bool:
+    """Return whether an IP address is one of this host, on any interface."""
+    try:
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
 def _first_bytes(sock: socket.socket) -> bytes:
     """Return the first 9 bytes or more that a server sends, fewer if it does not."""
     head = b""

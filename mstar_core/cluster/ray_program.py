@@ -38,12 +38,11 @@ from mstar_core.cluster.calls import (
     StartCall,
     SurveyCall,
 )
-from mstar_core.cluster.connection import AUTO, check_listener, split_address
+from mstar_core.cluster.connection import AUTO, check_listener, is_own, split_address
 from mstar_core.cluster.facts import ClusterView, HostFacts
 from mstar_core.cluster.owner import Reservation, reservation
 from mstar_core.cluster.placer import AgentOrder, Bundle, StartedAgent
 from mstar_core.errors import ConfigError, MstarError, StartError, Unreachable
-from mstar_core.host.network import interfaces
 
 NAMESPACE: Final = "mstar"
 """Ray namespace of all our placement groups. Names are unique in it."""
@@ -153,8 +152,9 @@ def _check_head(address: str) -> None:
             f"no Ray head answers at {address}", _message(error), "give the address that `ray start --head` printed"
         ) from error
     _check_versions(address, record)
-    here = {*interfaces().values(), socket.gethostname()}
-    if not any({node.node_manager_address, node.node_manager_hostname} & here for node in nodes if node.state == ALIVE):
+    living = (node for node in nodes if node.state == ALIVE)
+    name = socket.gethostname()
+    if not any(node.node_manager_hostname == name or is_own(node.node_manager_address) for node in living):
         raise _not_a_member(address, "none of its hosts has a name or an address of this one")
 
 

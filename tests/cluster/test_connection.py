@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mstar_core.cluster.connection import check_listener, split_address
+from mstar_core.cluster.connection import check_listener, is_own, split_address
 from mstar_core.errors import ConfigError, Unreachable
 
 
@@ -74,3 +74,9 @@ def test_an_address_has_a_host_and_a_port() -> None:
     with pytest.raises(ConfigError) as caught:
         split_address("ray://node-a:10001")
     assert "ray start --address" in caught.value.hint
+
+
+def test_every_address_of_this_host_is_its_own() -> None:
+    assert is_own("127.0.0.1") and is_own("127.9.8.7")
+    assert not is_own("192.0.2.77")
+    assert not is_own("no address")
