@@ -117,17 +117,25 @@ def first_audio_s(answer: Answer) -> float:
     raise RuntimeError(f"a request failed: {answer.sentence}")
 
 
-def idle_shares(served: dict[str, Served], seconds: float) -> dict[str, float]:
-    """Return the cores that all processes of each deployment use without requests."""
-    before = {name: total_cpu_s(each) for name, each in served.items()}
+def idle_shares(served: dict[str, Served], seconds: float) -> dict[str, dict[str, float]]:
+    """Return the cores that the processes of each deployment use without requests, by process and `all`."""
+    before = {name: cpu_s(each) for name, each in served.items()}
     time.sleep(seconds)
-    return {name: round((total_cpu_s(each) - before[name]) / seconds, 5) for name, each in served.items()}
+    shares = {}
+    for name, each in served.items():
+        now = cpu_s(each)
+        found = {
+            process: round((value - before[name].get(process, 0.0)) / seconds, 5) for process, value in now.items()
+        }
+        shares[name] = {"all": round(sum(found.values()), 5), **found}
+    return shares
 
 
-def total_cpu_s(served: Served) -> float:
-    """Return the CPU seconds so far of all processes of a deployment, agents included."""
-    agents = (host.get("pid") for host in served.snapshot()["hosts"].values())
-    return sum(served.cpu_s().values()) + sum(process_cpu_s(pid) for pid in agents if pid)
+def cpu_s(served: Served) -> dict[str, float]:
+    """Return the CPU seconds so far of each process of a deployment, agents included."""
+    hosts = served.snapshot()["hosts"]
+    agents = {f"agent {name}": process_cpu_s(host["pid"]) for name, host in hosts.items() if host.get("pid")}
+    return {**served.cpu_s(), **agents}
 
 
 def spread(values: list[float]) -> dict[str, float]:
