@@ -19,15 +19,18 @@ shift
 
 export RAY_USAGE_STATS_ENABLED=0
 export MSTAR_RUNTIME_DIR=${MSTAR_RUNTIME_DIR:-/tmp/mstar-$SLURM_JOB_ID}
-address=$(getent ahostsv4 "$SLURMD_NODENAME" | awk 'NR == 1 { print $1 }')
+address=$(getent ahostsv4 "$SLURMD_NODENAME" | awk 'NR == 1 { print $1 }') || true
+: "${address:?$SLURMD_NODENAME has no IPv4 address}"
 port=${RAY_PORT:-6379}
 # No tensor passes through Ray: its object store stays at the smallest size.
 node_options=(--object-store-memory=80000000 --num-cpus="${SLURM_CPUS_PER_TASK:-16}" --disable-usage-stats)
 server=
 nodes=
+asked=
 
 # shellcheck disable=SC2317 # called by traps
 end() {
+    asked=yes
     if [ -n "$server" ]; then kill -TERM "$server" 2>/dev/null || true; fi
 }
 # shellcheck disable=SC2317
@@ -63,4 +66,5 @@ while kill -0 "$server" 2>/dev/null; do
     status=0
     wait "$server" || status=$?
 done
+if [ -n "$asked" ] && [ "$status" -eq 130 ]; then status=0; fi # the exit status of `up` after a signal
 exit "$status"

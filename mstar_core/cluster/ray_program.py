@@ -131,7 +131,10 @@ def connected(address: str) -> Iterator[str]:
 def _bootstrap_address(address: str) -> str:
     if address != AUTO:
         return address
-    found = ray._private.services.canonicalize_bootstrap_address(AUTO)
+    try:
+        found = ray._private.services.canonicalize_bootstrap_address(AUTO)
+    except ConnectionError:
+        found = None
     if found is None:
         raise Unreachable(
             "no Ray cluster runs on this host",
