@@ -22,7 +22,7 @@ os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
 
 import msgspec
 import ray
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray._raylet import GcsClient  # type: ignore[attr-defined, unused-ignore]  # compiled; Ray may not be installed
 from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
