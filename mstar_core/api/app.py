@@ -155,14 +155,14 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
     except asyncio.CancelledError:
         if arriving is not None and arriving.is_cancelled:
             arriving.task.uncancel()
-            return _failed(exchange, Cancelled("the request was cancelled by its id"))
+            return await _failed(exchange, Cancelled("the request was cancelled by its id"))
         exchange.status, exchange.code = 499, "disconnected"
         raise
     except MstarError as error:
-        return _failed(exchange, error)
+        return await _failed(exchange, error)
     except Exception as error:
         log.exception("a handler failed")
-        return _failed(exchange, error)
+        return await _failed(exchange, error)
     finally:
         exchange.events.end()
         exchange.flush()  # Sanic ends a body that the handler did not end
@@ -173,7 +173,7 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
         asyncio.get_running_loop().call_soon(_note, exchange, route, service.clock() - exchange.started)
 
 
-def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
+async def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
     reply = reply_of(error, exchange.request_id)
     exchange.status, exchange.code, exchange.message = reply.status, reply.code, reply.message
     is_logged = isinstance(error, PeerError)  # by the link, when it arrived
@@ -182,6 +182,9 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
             "a request failed: %s", error.title, extra={"facts": {"detail": error.detail, "id": exchange.request_id}}
         )
     exchange.service.count_refusal(reply, error)
+    with suppress(MstarError, RequestCancelled):  # the client does not read, or has gone
+        if await exchange.fail_begun(reply):
+            return None
     if not exchange.has_begun:
         exchange.keep_failure(reply)
     if exchange.has_begun:

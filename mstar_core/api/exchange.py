@@ -49,8 +49,8 @@ class Exchange:
     trace_id: sent by the client, otherwise new. is_native: error bodies include the older key. has_begun: the first
     byte of the response was sent. message: the sentence of a failure, as the client gets it. held_bytes: bytes of the
     body reserved in the memory budget. created: seconds since the epoch. delivery: what the response holds so far, None
-    if the connection ends with this process. events: numbers the events of a streamed response. is_left: the client has
-    gone, and the request goes on.
+    if the connection ends with this process. events: numbers the events of a streamed response. events_type:
+    content type of a response of events, empty for others. is_left: the client has gone, and the request goes on.
     """
 
     service: Service
@@ -66,6 +66,7 @@ class Exchange:
     created: float = 0.0
     delivery: Delivery | None = None
     events: EventLog = field(default_factory=EventLog)
+    events_type: str = ""
     is_left: bool = False
     status: int = 200
     code: str = "ok"
@@ -144,6 +145,7 @@ class Exchange:
 
         content_type: of the events; None for a response of another kind. Raises RequestError, Duplicate.
         """
+        self.events_type = content_type or ""
         value, kept = self.header(DETACH), self.service.kept_events
         is_kept = False if value is None else parse_bool(value)
         if is_kept is None:
@@ -166,6 +168,20 @@ class Exchange:
         """Keep the error of a request that failed before its first event."""
         if self.events.is_kept:
             self.events.add([failed_event(self.events.content_type, reply, self.request_id)])
+
+    async def fail_begun(self, reply: ErrorReply) -> bool:
+        """End the events that another process has begun to send with an error. Returns False if there are none.
+
+        For a request that fails before this process has produced what the client has. Raises as `write`.
+        """
+        delivery, content_type = self.delivery, self.events_type
+        if delivery is None or not delivery.is_begun or not content_type or self.has_begun:
+            return False
+        await self.write(b"", content_type)  # the head, which the client has
+        delivery.fail()
+        await self.send([failed_event(content_type, reply, self.request_id)], content_type)
+        await self.end()
+        return True
 
     async def send(self, events: Iterable[Event], content_type: str, limit_s: float | None = None) -> None:
         """Number and send events of a streamed response. Raises as `write`."""

@@ -106,6 +106,23 @@ async def test_speech_is_the_same_as_undisturbed(served: Deployment, options: di
     await asyncio.to_thread(again_ready, served)
 
 
+async def test_a_request_cancelled_during_the_restart_ends_with_an_error_line(another: Deployment) -> None:
+    async with new_client(another.url) as client:
+        cancels: list[asyncio.Task[httpx.Response]] = []
+
+        def strike(heard: Heard) -> bool:
+            if len(heard.chunks) == 1 and not cancels:
+                kill_api(another)
+                cancels.append(asyncio.ensure_future(client.post("/v1/requests/cancelled-1/cancel")))
+            return False
+
+        heard = await speak(client, {**BODY, "request_id": "cancelled-1"}, Heard(), strike)
+        answer = await cancels[0]
+    assert answer.status_code < 300
+    assert (heard.cut, heard.code) == (False, "cancelled"), heard
+    await asyncio.to_thread(again_ready, another)
+
+
 async def test_connections_are_answered_and_never_refused_during_the_restart(another: Deployment) -> None:
     kill_api(another)
     answers = []
