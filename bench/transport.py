@@ -51,11 +51,13 @@ REMOTE_CONTROL = b"E" + CONTROL[1:]
 
 
 class Raw:
+    sender, incarnation = "bench", 1
+
     def encode(self, message: bytes, /) -> bytes:
         return message
 
-    def decode(self, data: bytes, /) -> bytes:
-        return data
+    def decode(self, data: bytes | memoryview, /) -> bytes:
+        return bytes(data)
 
 
 class End:

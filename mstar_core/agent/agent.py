@@ -38,7 +38,7 @@ from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import fatal_path
 from mstar_core.process.life import ChildLife
 from mstar_core.process.spawn import LocalProcess, start_process
-from mstar_core.transport import Courier, Malformed
+from mstar_core.transport import Courier, LinkBreak, Malformed
 
 STOP_S: Final = 8.0
 """Time for children to end by themselves."""
@@ -136,6 +136,11 @@ class Agent:
         """End soon."""
         self.life.stop_reason = self.life.stop_reason or reason
         self._woken.set()
+
+    def link_broken(self, lost: LinkBreak) -> None:
+        """End if orders of the supervisor were lost: it has another idea of the processes here."""
+        if lost.sender == SUPERVISOR:
+            self.stop(f"{lost.lost} messages of the supervisor were lost with a connection")
 
     def write(self, text: str) -> int:
         """Take a line of this process's own log: the agent is the stream of its logging handler."""

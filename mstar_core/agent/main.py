@@ -150,6 +150,7 @@ async def _live(agent: Agent, mailbox: Mailbox, batch: list[Envelope | Malformed
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, "asked to stop by a signal")
     agent.on_batch(batch)
+    mailbox.on_break = agent.link_broken
     mailbox.attach(loop, agent.on_batch)
     try:
         await agent.run()

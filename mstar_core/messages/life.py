@@ -134,6 +134,17 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     seq: int
 
 
+class LinkBroken(msgspec.Struct, frozen=True, kw_only=True, tag="link_broken"):
+    """Child to supervisor: messages of a process of another host were lost, and none that follow are taken.
+
+    peer, incarnation: their sender. lost: how many until it was noticed.
+    """
+
+    peer: str
+    incarnation: int
+    lost: int
+
+
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
     """Api to supervisor: all requests have ended; for a pause, all that ran.
 
@@ -194,6 +205,7 @@ LifeMessage = (
     | Cordon
     | Cordoned
     | Ping
+    | LinkBroken
     | Drained
     | Stop
     | LogLevel

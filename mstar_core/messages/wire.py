@@ -47,7 +47,7 @@ class WireCodec:
         """Return a message in this process's envelope as bytes."""
         return self._encoder.encode(Envelope(WIRE_VERSION, self.sender, self.incarnation, message))
 
-    def decode(self, data: bytes) -> Envelope:
+    def decode(self, data: bytes | memoryview) -> Envelope:
         """Return the envelope in `data`. Raises TransportError with the cause for anything else."""
         try:
             envelope = self._decoder.decode(data)

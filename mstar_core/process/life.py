@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import MstarError
-from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerReady, PeerUp, Phase, Ping, Stop, Telemetry
+from mstar_core.messages.life import (
+    Beat,
+    Hello,
+    LinkBroken,
+    LogLevel,
+    PeerDown,
+    PeerReady,
+    PeerUp,
+    Phase,
+    Ping,
+    Stop,
+    Telemetry,
+)
 from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
 from mstar_core.messages.wire import Envelope, Message
@@ -25,7 +37,7 @@ from mstar_core.process.logs import start_logging
 from mstar_core.process.peers import Peers
 
 if TYPE_CHECKING:
-    from mstar_core.transport import Courier
+    from mstar_core.transport import Courier, LinkBreak
 
 HELLO_S: Final = 0.2
 BEAT_S: Final = 1.0
@@ -201,6 +213,12 @@ class ChildLife:
             case _:
                 return False
         return True
+
+    def link_broken(self, lost: LinkBreak) -> None:
+        """Report that messages of a process of another host were lost. The supervisor then restarts one of the two."""
+        if not self._peers.is_over(lost.sender, lost.incarnation):
+            log.error("%d messages of %s were lost with a connection", lost.lost, lost.sender)
+            self._send(LinkBroken(peer=lost.sender, incarnation=lost.incarnation, lost=lost.lost))
 
     def is_elsewhere(self, name: str) -> bool:
         """Return whether a peer is on another host: its clock and its memory are not those of this process."""

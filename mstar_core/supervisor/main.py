@@ -242,6 +242,7 @@ async def _run(
             spec, run, courier, endpoint, kinds, pace, listener=listener, standby=standby_kind(spec), remote=remote
         )
         supervisor.logs[NAME] = own_log
+        mailbox.on_break = supervisor.on_break
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))

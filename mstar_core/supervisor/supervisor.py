@@ -31,6 +31,7 @@ from mstar_core.messages.life import (
     Cordoned,
     Drained,
     Hello,
+    LinkBroken,
     LogLevel,
     Phase,
     Ping,
@@ -39,7 +40,7 @@ from mstar_core.messages.life import (
     Stop,
     Telemetry,
 )
-from mstar_core.messages.names import API, CONDUCTOR, rank_of, weights_name
+from mstar_core.messages.names import API, CONDUCTOR, SUPERVISOR, process_rank, rank_of, weights_name
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
@@ -82,7 +83,7 @@ from mstar_core.supervisor.outbound import REACHABLE, Outbound
 from mstar_core.supervisor.spawner import LocalSpawner, Spawner
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
-from mstar_core.transport import Courier, Malformed
+from mstar_core.transport import Courier, LinkBreak, Malformed
 from mstar_core.transport.fd_store import FdStore
 
 log = logging.getLogger(__name__)
@@ -806,6 +807,34 @@ class Supervisor:
             except Exception:
                 log.exception("message %s of %s failed", type(item.body).__name__, item.sender)
 
+    def on_break(self, lost: LinkBreak) -> None:
+        """Handle the loss of messages of another host that this process has noticed in its mailbox."""
+        if not self.hosts.on_break(lost):
+            self._link_broken(lost, None)
+
+    def _link_broken(self, lost: LinkBreak, receiver: Child | None) -> None:
+        """Restart the process of another host at a link that has lost messages. receiver: None for this process.
+
+        Requests go on as after its death, which ends all that the two ends knew of each other.
+        """
+        sender = self.children.get(lost.sender)
+        if sender is not None and sender.incarnation != lost.incarnation:
+            return  # it has ended, and its messages with it
+        culprit = sender if sender is not None and sender.host else receiver
+        if culprit is None or not culprit.host or process_rank(culprit.name) is None:
+            log.error("%d messages of %s were lost with a connection", lost.lost, lost.sender)
+            return
+        if not culprit.is_running or culprit.ending or culprit.renewing:
+            return
+        ends = {"sender": sender, "receiver": receiver}
+        names = {end: SUPERVISOR if child is None else child.name for end, child in ends.items()}
+        hosts = {f"{end}_host": "" if child is None else child.host for end, child in ends.items()}
+        self.events.add("link.broken", child=culprit.name, lost=lost.lost, **names, **hosts)
+        self.restarts += 1
+        if self.state == "ready":
+            self._set_state("degraded", f"messages between {names['sender']} and {names['receiver']} were lost")
+        self.renew(self._group(culprit) or [culprit])
+
     def _on(self, child: Child, message: Message) -> None:
         now = time.monotonic()
         child.last_beat = now
@@ -831,6 +860,8 @@ class Supervisor:
                     self._drained.set()
                 self._ended_level = max(self._ended_level, message.drain)
                 self.changes.notify()
+            case LinkBroken():
+                self._link_broken(LinkBreak(message.peer, message.incarnation, message.lost), child)
             case Cordoned():
                 self.operations.cordons.take(message)
             case _:

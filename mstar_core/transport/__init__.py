@@ -8,6 +8,7 @@ from mstar_core.transport.blobs.client import Fetch
 from mstar_core.transport.courier import Courier
 from mstar_core.transport.curve import KEYS_FILE, make_keys, read_keys, write_keys
 from mstar_core.transport.mailbox import Mailbox, Malformed
+from mstar_core.transport.numbered import LinkBreak
 from mstar_core.transport.remote import CurveKeys, RemoteAccess
 from mstar_core.transport.shm import TensorTransport
 from mstar_core.transport.spin import Spin
@@ -21,6 +22,7 @@ __all__ = [
     "CurveKeys",
     "FdServer",
     "Fetch",
+    "LinkBreak",
     "Loan",
     "Mailbox",
     "Malformed",

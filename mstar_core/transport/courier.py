@@ -6,6 +6,7 @@ loses its own messages and never stalls the loop. Messages that end something ar
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -20,12 +21,18 @@ from mstar_core.messages.requests import CancelRequest, RequestFailed, RequestFi
 from mstar_core.messages.wire import Message, WireCodec
 from mstar_core.messages.work import CloseRequest, ReleaseSignal, WorkFailed
 from mstar_core.transport.curve import connect_curve
+from mstar_core.transport.numbered import NumberedLink
 from mstar_core.transport.remote import CurveKeys
 
 RECONNECT_MS = 20  # short, because a peer may be announced before it has bound its socket
 QUEUE_MESSAGES = 4000
 MESSAGE_BYTES = 16 << 20
+REQUEST_BYTES: Final = 64 << 20
+"""Limit of a message of the api and the conductor, which may hold the parameters and inputs of a request."""
+
 TCP: Final = "tcp://"
+MARK_S: Final = 1.0
+"""Time between the marks by which a peer of another host notices the loss of the last messages."""
 
 ENDINGS: Final = (
     TensorFreed,
@@ -45,18 +52,20 @@ MOST_WAITING: Final = 65536
 
 
 class _Peer(NamedTuple):
-    """waiting: messages that end something, for which the queue had no room."""
+    """waiting: messages that end something, for which the queue had no room. link: to a peer of another host."""
 
     incarnation: int
     socket: zmq.Socket[bytes]
     waiting: deque[bytes]
+    link: NumberedLink | None
 
 
 class Courier(Closing):
     """Sends messages to peers by name, in order per peer, each once. ZMQ's thread delivers them.
 
-    A peer of another host is reached by TCP with CURVE. If its connection breaks, what was on the way is lost and what
-    waits follows on the next connection. keys: of this process for such peers; may be set later.
+    A peer of another host is reached by TCP with CURVE. If its connection breaks, what was on the way is lost, and what
+    waits follows on the next connection. Such messages are numbered, so that the peer notices what it lacks. keys: of
+    this process for such peers; may be set later.
     """
 
     def __init__(
@@ -71,11 +80,13 @@ class Courier(Closing):
         """queue_messages: high-water mark of ZMQ per peer. message_bytes: limit of one message."""
         self.keys = keys
         self._context = context
+        self._codec = codec
         self._encode = codec.encode
         self._queue_messages = queue_messages
         self._message_bytes = message_bytes
         self._peers: dict[str, _Peer] = {}
         self._ended: dict[str, int] = {}  # highest ended incarnation of each name
+        self._next_mark: float | None = None  # None without peers of other hosts
 
     @property
     def peers(self) -> dict[str, int]:
@@ -101,7 +112,11 @@ class Courier(Closing):
             socket.close(0)
             raise TransportError("a peer cannot be reached", f"{name} at {endpoint}: {error}", peer=name) from error
         self.disconnect(name)
-        self._peers[name] = _Peer(incarnation, socket, deque())
+        link = None
+        if endpoint.startswith(TCP):
+            link = NumberedLink(self._codec.sender, self._codec.incarnation)
+            self._next_mark = self._next_mark or time.monotonic() + MARK_S
+        self._peers[name] = _Peer(incarnation, socket, deque(), link)
         return True
 
     def _dial(self, socket: zmq.Socket[bytes], endpoint: str, server_key: str | None) -> None:
@@ -140,7 +155,7 @@ class Courier(Closing):
             )
         if peer.waiting:
             _send_waiting(peer)
-        if _send(peer.socket, data):
+        if _send_message(peer, data):
             return True
         if isinstance(message, ENDINGS) and len(peer.waiting) < MOST_WAITING:
             peer.waiting.append(data)
@@ -153,16 +168,31 @@ class Courier(Closing):
         )
 
     def send_waiting(self) -> None:
-        """Send the messages that wait for room, as far as there is room. Call it once a second or more often."""
+        """Send the messages that wait, as far as there is room, and marks. Call it once a second or more often."""
         for peer in self._peers.values():
             if peer.waiting:
                 _send_waiting(peer)
+        if self._next_mark is not None and (now := time.monotonic()) >= self._next_mark:
+            self._next_mark = now + MARK_S
+            for peer in self._peers.values():
+                if peer.link is not None:
+                    _send(peer.socket, peer.link.mark)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close all connections. linger_s: time for `Context.term` to deliver queued messages."""
         for peer in self._peers.values():
             peer.socket.close(round(linger_s * 1000))
         self._peers.clear()
+
+
+def _send_message(peer: _Peer, data: bytes) -> bool:
+    """Send a message without waiting, with a number to another host. Returns False if the queue is full."""
+    if peer.link is None:
+        return _send(peer.socket, data)
+    if not _send(peer.socket, peer.link.frame(data)):
+        return False
+    peer.link.sent()
+    return True
 
 
 def _send(socket: zmq.Socket[bytes], data: bytes) -> bool:
@@ -179,5 +209,5 @@ def _send(socket: zmq.Socket[bytes], data: bytes) -> bool:
 
 
 def _send_waiting(peer: _Peer) -> None:
-    while peer.waiting and _send(peer.socket, peer.waiting[0]):
+    while peer.waiting and _send_message(peer, peer.waiting[0]):
         peer.waiting.popleft()

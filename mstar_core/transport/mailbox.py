@@ -7,6 +7,7 @@ is edge-triggered and may stay silent while messages wait, so readers drain unti
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -21,11 +22,14 @@ from mstar_core.errors import TransportError
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.transport.address import check_path, socket_file
 from mstar_core.transport.curve import serve_curve
+from mstar_core.transport.numbered import LinkBreak, NumberedLinks
 from mstar_core.transport.remote import RemoteAccess, bind_remote
 from mstar_core.transport.spin import spin_then_block
 from mstar_core.transport.zap import Authenticator
 
 DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,8 @@ class Malformed:
 class Mailbox(Closing):
     """The inbox of one process. endpoint, remote_endpoint: for senders of this host and of others, empty without.
 
-    Messages of one sender arrive in order, because it uses one of the two.
+    Messages of one sender arrive in order, because it uses one of the two. If some of another host's sender were lost,
+    none that follow arrive, and `drain` calls on_break once.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Mailbox(Closing):
         """
         self.endpoint = endpoint
         self.remote_endpoint = ""
+        self.on_break: Callable[[LinkBreak], None] = lambda lost: log.error("messages were lost: %s", lost)
         self._decode = codec.decode
         self._file: Path | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,6 +74,8 @@ class Mailbox(Closing):
         self._watched: dict[int, Callable[[], None]] = {}
         self._is_closed = False
         self._sockets: list[zmq.Socket[bytes]] = []
+        self._remote: zmq.Socket[bytes] | None = None  # that of the two
+        self._links = NumberedLinks()
         self._poller = zmq.Poller()
         self._authenticator: Authenticator | None = None
         try:
@@ -94,7 +102,7 @@ class Mailbox(Closing):
 
     def _bind_remote(self, context: zmq.Context[zmq.Socket[bytes]], queue_messages: int, remote: RemoteAccess) -> None:
         self._authenticator = Authenticator(context, remote.accepted_key)
-        socket = self._open_socket(context, queue_messages)
+        self._remote = socket = self._open_socket(context, queue_messages)
         serve_curve(socket, remote.keys)
         self.remote_endpoint = bind_remote(socket, remote)
 
@@ -122,10 +130,24 @@ class Mailbox(Closing):
     def _take(self, socket: zmq.Socket[bytes], taken: list[Envelope | Malformed], limit: int) -> None:
         receive = socket.recv
         try:
+            if socket is self._remote:
+                while len(taken) < limit:
+                    if (item := self._unnumber(receive(zmq.NOBLOCK))) is not None:
+                        taken.append(item)
             while len(taken) < limit:
                 taken.append(self._open(receive(zmq.NOBLOCK)))
         except zmq.Again:
             pass
+
+    def _unnumber(self, frame: bytes) -> Envelope | Malformed | None:
+        """Return the message of a frame of another host, None if it has none to deliver."""
+        try:
+            data = self._links.take(frame)
+        except TransportError as error:
+            return Malformed(error=str(error), size_bytes=len(frame))
+        while self._links.breaks:
+            self.on_break(self._links.breaks.pop())
+        return None if data is None else self._open(data)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` in each `drain`, and wake the owner's loop while the descriptor is readable.
@@ -204,7 +226,7 @@ class Mailbox(Closing):
         if taken:
             callback(taken)
 
-    def _open(self, data: bytes) -> Envelope | Malformed:
+    def _open(self, data: bytes | memoryview) -> Envelope | Malformed:
         try:
             return self._decode(data)
         except Exception as error:  # noqa: BLE001  isolation boundary: one message

@@ -134,6 +134,7 @@ def main() -> None:
                 endpoint = mailbox_endpoint(spec.ipc_dir, args.name, args.incarnation)
                 with Mailbox(context, endpoint, codec, remote=access) as box:
                     life.remote_endpoint = box.remote_endpoint
+                    box.on_break = life.link_broken
                     serve(life, box, courier, args.name, script)
         courier.close(linger_s=0.5)
 

@@ -130,6 +130,7 @@ async def running(
         if access is not None and placer is not None:
             remote = RemoteLink(endpoint=box.remote_endpoint, keys=access.keys, placer=placer)
         supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace, standby=standby, remote=remote)
+        box.on_break = supervisor.on_break
         box.attach(loop, supervisor.on_batch)
         task = asyncio.create_task(supervisor.run())
         try:

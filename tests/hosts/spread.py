@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.config.deployment import HostPlan, Plan
-from tests.hosts.supervisor import NO_ROOM, SILENCE
+from tests.hosts.supervisor import CUT, NO_ROOM, RELAYS, SILENCE
 from tests.runtime.deployment import END_S, Process, until
 from tests.survival.families import Family
 from tests.survival.mortal import Mortal
@@ -32,19 +32,30 @@ def on_hosts(plan: Plan, remote: Sequence[int]) -> Plan:
 
 
 class Spread(Mortal):
-    """A miniature with some ranks on another host. remote: those. silence_s: after which that host is lost."""
+    """A miniature with some ranks on another host. remote: those. silence_s: after which that host is lost.
+
+    relayed: connections between processes of the two hosts can be `cut`.
+    """
 
     def __init__(
-        self, family: Family, where: Plan, remote: Sequence[int], *, silence_s: float = SILENCE_S, **changes: Any
+        self,
+        family: Family,
+        where: Plan,
+        remote: Sequence[int],
+        *,
+        silence_s: float = SILENCE_S,
+        relayed: bool = False,
+        **changes: Any,
     ) -> None:
         super().__init__(family, where=on_hosts(where, remote), hosts=HOSTS, **changes)
         self._silence_s = silence_s
+        self._relayed = relayed
 
     def start(self, *, makes_directory: bool = True, entry: Sequence[str] = ("-m", "tests.hosts.supervisor")) -> None:
         super().start(makes_directory=makes_directory, entry=entry)
 
     def environment(self) -> dict[str, str]:
-        return {**super().environment(), SILENCE: str(self._silence_s)}
+        return {**super().environment(), SILENCE: str(self._silence_s), RELAYS: "1" if self._relayed else ""}
 
     # -- the other host -----------------------------------------------------------------------------------------
 
@@ -80,6 +91,13 @@ class Spread(Mortal):
         finally:
             for pid in pids:
                 self.kill(pid, signal.SIGCONT)
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Break the connection from one process to another, with what is on the way."""
+        mark = self.root / CUT
+        mark.with_suffix(".new").write_text(f"{sender} {receiver}")
+        mark.with_suffix(".new").rename(mark)
+        until(lambda: not mark.exists(), "the cut", END_S)
 
     @contextmanager
     def no_room(self) -> Iterator[None]:

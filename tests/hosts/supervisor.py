@@ -6,20 +6,38 @@ Started by `Spread` as `python -m tests.hosts.supervisor SPEC`.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from mstar_core.cluster.placer import AgentOrder, Bundle, Placer, StartedAgent
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.messages.life import PeerUp
+from mstar_core.messages.wire import Message
+from mstar_core.supervisor import supervisor
 from mstar_core.supervisor.child import Pace
 from mstar_core.supervisor.main import main
+from mstar_core.supervisor.outbound import Outbound
 from tests.fakes.placer import ProcessPlacer
+from tests.transport.relay import Relay
 
 SILENCE: Final = "HOST_SILENCE_S"
 """Environment variable: silence of a host after which it is lost."""
 
 NO_ROOM: Final = "no_room"
 """File in the runtime folder: while it exists, no host has room for another agent."""
+
+CUT: Final = "cut"
+"""File in the runtime folder: names of a sender and a receiver whose connection loses what is on the way."""
+
+RELAYS: Final = "RELAYS"
+"""Environment variable: not empty if connections between processes of two hosts can be cut."""
+
+HELD_S: Final = 0.3
+"""Time for messages to be on the way when a connection is cut."""
 
 
 class Machine(ProcessPlacer):
@@ -41,7 +59,42 @@ def machine(spec: DeploymentSpec) -> Placer:
     return Machine(spec)
 
 
+class CutOutbound(Outbound):
+    """Introduces processes to those of other hosts at relays, which `CUT` cuts."""
+
+    relays: Final[dict[tuple[str, str, int], Relay]] = {}
+
+    def send(self, name: str, message: Message) -> None:
+        """See `Outbound`."""
+        if isinstance(message, PeerUp) and message.remote_endpoint and message.name != name:
+            key = (name, message.name, message.incarnation)
+            if key not in self.relays:
+                self.relays[key] = Relay(message.remote_endpoint)
+            message = msgspec.structs.replace(message, remote_endpoint=self.relays[key].endpoint)
+        super().send(name, message)
+
+    @classmethod
+    def cut_forever(cls) -> None:
+        """Cut the connections that the test names, with what is on the way."""
+        mark = Path(os.environ["MSTAR_RUNTIME_DIR"]) / CUT
+        while True:
+            time.sleep(0.02)
+            if not mark.exists():
+                continue
+            ends = mark.read_text().split()
+            relays = [relay for (*names, _), relay in list(cls.relays.items()) if names == ends]
+            for relay in relays:
+                relay.hold()
+            time.sleep(HELD_S)
+            for relay in relays:
+                relay.drop()
+            mark.unlink()
+
+
 if __name__ == "__main__":
+    if os.environ.get(RELAYS):
+        supervisor.Outbound = CutOutbound  # type: ignore[misc]
+        threading.Thread(target=CutOutbound.cut_forever, daemon=True).start()
     main(
         pace=Pace(
             backoff_s=(0.05,),

@@ -148,6 +148,20 @@ def events(deployment: Spread, kind: str) -> list[object]:
     return [event for event in deployment.events() if event["type"] == kind]
 
 
+async def test_a_connection_that_loses_messages_costs_a_pause(one_host: Answer) -> None:
+    """The process on the other host restarts, and the streams go on: none is lost, none repeats anything."""
+    with Spread(FAMILIES["orpheus"], SPLIT, (1,), relayed=True) as deployment:
+        judge, agent = judged(deployment, one_host), deployment.agent
+        for sender, receiver in ((SENDER, "api"), ("worker-0", SENDER)):
+
+            def cut(deployment: Spread, sender: str = sender, receiver: str = receiver) -> None:
+                deployment.cut(sender, receiver)
+                deployment.wait_event("link.broken", child=SENDER, sender=sender, receiver=receiver)
+
+            await assert_whole(judge, cut, 3)
+        assert deployment.agent == agent, "no host was given up"
+
+
 def newest(deployment: Spread) -> int:
     """Return the incarnation of the agent."""
     return int(deployment.snapshot()["hosts"][OTHER]["incarnation"])

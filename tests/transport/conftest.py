@@ -14,10 +14,13 @@ import zmq
 class BytesCodec:
     """Messages are bytes; those that begin with `!` do not decode."""
 
+    sender, incarnation = "api", 1
+
     def encode(self, message: bytes, /) -> bytes:
         return message
 
-    def decode(self, data: bytes, /) -> bytes:
+    def decode(self, data: bytes | memoryview, /) -> bytes:
+        data = bytes(data)
         if data.startswith(b"!"):
             raise ValueError("not a message")
         return data

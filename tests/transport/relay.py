@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from contextlib import ExitStack, suppress
 
@@ -28,6 +29,14 @@ class Relay:
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        """Break all connections that are held, and lose the bytes in them. Then pass bytes on again."""
+        for each in self._sockets:
+            with suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                each.shutdown(socket.SHUT_RDWR)
+        self.resume()
 
     def hold(self) -> None:
         """Pass no bytes on until `resume`; connections stay."""

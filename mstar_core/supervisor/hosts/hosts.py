@@ -27,7 +27,7 @@ from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.hosts.agent_link import AgentLink
 from mstar_core.supervisor.hosts.devices import bundle_of, with_reserved
 from mstar_core.supervisor.log_file import LogFile
-from mstar_core.transport import Courier, CurveKeys
+from mstar_core.transport import Courier, CurveKeys, LinkBreak
 from mstar_core.version import __version__
 
 KNOWN_S: Final = 30.0
@@ -263,6 +263,17 @@ class OtherHosts:
                 self._lose(link, "its agent has ended")
         else:
             self._fence(link.name, envelope.incarnation)
+        return True
+
+    def on_break(self, lost: LinkBreak) -> bool:
+        """Give up the agent whose messages were lost, if it is one. Returns whether it is."""
+        link = next((each for each in self.links.values() if agent_name(each.name) == lost.sender), None)
+        if link is None:
+            return False
+        is_current = lost.incarnation == link.incarnation and link.state not in ("lost", "waiting")
+        if is_current and not (self._is_ending or link.is_leaving):
+            self._lose(link, f"{lost.lost} messages of its agent were lost with a connection")
+        self._fence(link.name, lost.incarnation)
         return True
 
     def _fence(self, host: str, incarnation: int) -> None:

@@ -15,9 +15,12 @@ import pytest
 from mstar_core.config.deployment import GroupPlan, HostPlan, NodePlacement, Plan, RankPlan
 from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
+from mstar_core.messages.life import LinkBroken
+from mstar_core.messages.wire import WIRE_VERSION, Envelope
 from mstar_core.supervisor.child import Pace
 from mstar_core.supervisor.deaths import public_sentence
 from mstar_core.supervisor.supervisor import Supervisor
+from mstar_core.transport import LinkBreak
 from tests.fakes.child import WEIGHTS
 from tests.fakes.deployment import LIMIT_S, event, running
 from tests.fakes.placer import ProcessPlacer
@@ -292,3 +295,82 @@ async def test_scale_reserves_a_host_for_a_new_replica_and_gives_it_back(
         await until(lambda: not supervisor.operations.is_running)
         await gone(lambda: placer.is_alive("host-1", len(placer.started["host-1"])))
         assert set(supervisor.hosts.links) == {"b"} and supervisor.state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("peer", "reporter"),
+    [("worker-1", "api"), ("api", "worker-1"), ("worker-1", "worker-0"), ("worker-0", "worker-1")],
+)
+async def test_the_process_of_the_other_host_restarts_when_a_link_has_lost_messages(
+    peer: str, reporter: str, logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        for _ in range(3):  # a link that breaks both ways is one break
+            report(supervisor, reporter, peer, 1)
+        broken = await event(supervisor, "link.broken")
+        assert (broken["child"], broken["lost"]) == ("worker-1", 7)
+        assert (broken["sender"], broken["receiver"]) == (peer, reporter)
+        assert {broken["sender_host"], broken["receiver_host"]} == {"", "b"}
+        assert supervisor.state == "degraded"
+        assert supervisor.reason == f"messages between {peer} and {reporter} were lost"
+        await event(supervisor, "deployment.ready", 2)
+        incarnations = {name: child.incarnation for name, child in supervisor.children.items()}
+        assert incarnations == {"conductor": 1, "worker-0": 1, "worker-1": 2, "api": 1}
+        report(supervisor, "api", "worker-1", 1)  # of the incarnation that has ended
+        await asyncio.sleep(0.5)
+        assert supervisor.children["worker-1"].incarnation == 2
+        kinds = [item["type"] for item in supervisor.events.ring]
+        assert kinds.count("link.broken") == 1 and "child.died" not in kinds
+
+
+def report(supervisor: Supervisor, reporter: str, peer: str, incarnation: int) -> None:
+    """Let a child report a break."""
+    message = LinkBroken(peer=peer, incarnation=incarnation, lost=7)
+    supervisor.on_batch([Envelope(WIRE_VERSION, reporter, supervisor.children[reporter].incarnation, message)])
+
+
+async def test_a_process_whose_reports_were_lost_restarts(logged_spec: Any, play: Play, placer: ProcessPlacer) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.on_break(LinkBreak("worker-1", 1, 2))
+        broken = await event(supervisor, "link.broken")
+        assert (broken["child"], broken["receiver"]) == ("worker-1", "supervisor")
+        await event(supervisor, "deployment.ready", 2)
+        assert supervisor.children["worker-1"].incarnation == 2
+
+
+async def test_an_agent_whose_reports_were_lost_is_a_lost_host(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.on_break(LinkBreak("agent-b", 1, 2))
+        lost = await event(supervisor, "host.lost")
+        assert lost["why"] == "2 messages of its agent were lost with a connection"
+        await event(supervisor, "host.fenced", incarnation=1)
+        await event(supervisor, "deployment.ready", 2)
+        assert placer.is_alive("b", 2) and supervisor.children["worker-1"].incarnation == 2
+
+
+async def test_an_agent_that_lacks_an_order_ends_and_is_a_lost_host(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.hosts._courier._peers["agent-b"].link.sent()  # type: ignore[union-attr]  # a message that never left
+        lost = await event(supervisor, "host.lost")
+        assert lost["why"] in ("its agent has ended", "1 messages of its agent were lost with a connection")
+        await event(supervisor, "deployment.ready", 2)
+
+
+async def test_a_process_that_lacks_a_message_of_the_supervisor_restarts(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.hosts._courier._peers["worker-1"].link.sent()  # type: ignore[union-attr]  # a message that never left
+        broken = await event(supervisor, "link.broken")
+        assert (broken["child"], broken["sender"], broken["receiver"]) == ("worker-1", "supervisor", "worker-1")
+        assert broken["lost"] == 1
+        await event(supervisor, "deployment.ready", 2)
