@@ -45,14 +45,13 @@ from mstar_core.process.failures import log_lost
 from mstar_core.process.life import SUPERVISOR, ChildArguments
 from mstar_core.process.sockets import ChildSockets
 from mstar_core.transport import Courier, Malformed, Spin, loan_of
+from mstar_core.transport.courier import REQUEST_BYTES
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.room import Room
 from mstar_core.transport.tensors import inline
 
 TURN_S: Final = 0.1
 """Interval of heartbeats and telemetry."""
-
-MESSAGE_BYTES: Final = 64 << 20
 
 DEATH_S: Final = 3.0
 """Time in which the death of a worker on another host may follow a fetch that failed, which the death explains."""
@@ -92,7 +91,7 @@ class Link:
         self._metrics = metrics
         self._clock = clock
         arguments = ChildArguments(API, spec, incarnation, supervisor)
-        self._sockets = ChildSockets(arguments, message_bytes=MESSAGE_BYTES, clock=clock)
+        self._sockets = ChildSockets(arguments, message_bytes=REQUEST_BYTES, clock=clock)
         self._courier: Courier = self._sockets.courier
         self.life = self._sockets.life
         try:

@@ -15,7 +15,15 @@ import msgspec
 
 from mstar_core.conductor.caches import CacheUse, cache_uses
 from mstar_core.conductor.progress import Progress
-from mstar_core.conductor.request import ConductorRequest, PartitionRun, PendingRun, facts_of, run_message, signal_map
+from mstar_core.conductor.request import (
+    ConductorRequest,
+    PartitionRun,
+    PendingRun,
+    facts_of,
+    inline_bytes_of,
+    run_message,
+    signal_map,
+)
 from mstar_core.conductor.resume import with_delivered
 from mstar_core.conductor.router import Router
 from mstar_core.conductor.waiting import WaitingRequests
@@ -48,6 +56,7 @@ from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 from mstar_core.process.failures import attempt, log_lost
 from mstar_core.process.leftovers import Leftovers
+from mstar_core.transport.tensors import in_parts
 
 log = logging.getLogger(__name__)
 
@@ -275,9 +284,10 @@ class Conductor:
             for rank, share in shares.items():
                 per_rank.setdefault(rank, []).append(share)
         for rank, messages in per_rank.items():
-            walks = RunWalks(handle=request.handle, partition=run.partition.name, runs=messages, opens=request.opening)
-            request.opening = None
-            self._send.send(worker_name(rank), walks)
+            for part in in_parts(messages, inline_bytes_of):
+                walks = RunWalks(handle=request.handle, partition=run.partition.name, runs=part, opens=request.opening)
+                request.opening = None
+                self._send.send(worker_name(rank), walks)
         self.progress.changed(request.handle)
 
     def _nodes_of(self, walk: str) -> tuple[str, frozenset[str]]:

@@ -21,6 +21,7 @@ from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_start
 from mstar_core.transport import Mailbox, Spin
+from mstar_core.transport.courier import REQUEST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.conductor SPEC --incarnation N --supervisor ENDPOINT`."""
     arguments = start_child(NAME, argv)
     spec = arguments.spec
-    with ChildSockets(arguments) as sockets:
+    with ChildSockets(arguments, message_bytes=REQUEST_BYTES) as sockets:
         life = sockets.life
         with life.guarded():
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)

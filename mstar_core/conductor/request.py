@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from mstar_core.conductor.caches import CachePlaces
 from mstar_core.conductor.resume import known_ids, saved_loops
@@ -26,6 +27,7 @@ from mstar_core.plugin.program import (
     Wish,
 )
 from mstar_core.plugin.spec import ModelSpec, Partition
+from mstar_core.transport.tensors import inline_bytes
 
 
 @dataclass(slots=True)
@@ -246,6 +248,12 @@ def _fact_input(message: NewRequest, fact: InputFact) -> TensorRef | None:
     if slash and index.isdigit():
         return message.segments[int(index)].inputs.get(name)
     return message.inputs.get(fact.name)
+
+
+def inline_bytes_of(run: RunWalk) -> int:
+    """Return the bytes of the tensors inside the message of a run."""
+    saved = (ref for state in run.saved.values() for ref in state.values.values())
+    return sum(map(inline_bytes, chain(run.inputs.values(), saved)))
 
 
 def signal_map(done: WalkDone) -> Mapping[str, Signal]:

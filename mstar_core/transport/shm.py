@@ -103,9 +103,14 @@ class TensorTransport(Closing):
 
         Raises ArenaFull, TransportError.
         """
-        self.sent_bytes += array.nbytes
         if array.nbytes <= (self.remote_inline_bytes if self._is_away(to) else self.inline_bytes):
+            self.sent_bytes += array.nbytes
             return inline(array, dtype)
+        return self.lend(array, to, dtype=dtype)
+
+    def lend(self, array: Array, to: str, *, dtype: str | None = None) -> ShmTensor:
+        """Lend a copy of `array` to `to`, however small, for messages that hold many tensors. Raises as `put` does."""
+        self.sent_bytes += array.nbytes
         return self.arena.put(array, to, dtype=dtype)
 
     def get(self, ref: TensorRef) -> Array:

@@ -29,11 +29,11 @@ from mstar_core.messages.flow import (
 )
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, SavedLoop, error_info
-from mstar_core.messages.tensors import InlineTensor, TensorRef
+from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
-from mstar_core.transport.tensors import inline
+from mstar_core.transport.tensors import PART_BYTES, in_parts, inline, inline_bytes
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
 from mstar_core.worker.incoming.arrivals import handles_of, refs_of
 from mstar_core.worker.incoming.reads import Incoming, TensorReads
@@ -49,9 +49,6 @@ log = logging.getLogger(__name__)
 
 INLINE_IF_FULL: Final = 4 << 20
 """Largest tensor that goes inside its message while shared memory is full, so that streams go on."""
-
-PART_BYTES: Final = 8 << 20
-"""Size of the tensors inside one message from which the next outputs go into another one; half of the limit."""
 
 M = TypeVar("M")
 
@@ -288,9 +285,11 @@ class Outbox:
         saved = list(self._with_values(turn.saved))
         if outputs or turn.finished or turn.drawn or saved:
             self.sent_outputs += len(outputs)
-            first, *others = _parts(outputs)
-            messages = [Outputs(worker=self._name, items=first, drawn=turn.drawn, saved=saved)]
+            first, *others = in_parts(outputs, lambda output: inline_bytes(output.ref))
+            states, *more = in_parts(saved, _inline_bytes)
+            messages = [Outputs(worker=self._name, items=first, drawn=turn.drawn, saved=states)]
             messages += [Outputs(worker=self._name, items=part) for part in others]
+            messages += [Outputs(worker=self._name, items=[], saved=part) for part in more]
             messages[-1] = msgspec.structs.replace(messages[-1], finished=turn.finished)
             for message in messages:
                 if not self._send(API, message):
@@ -301,7 +300,8 @@ class Outbox:
             self._send(name, StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent))
         for rank, values in turn.values.items():
             name = worker_name(rank)
-            self._send(name, Values(items=self._complete(values, name), sent=self._sent(name)))
+            for part in in_parts(self._complete(values, name), lambda value: inline_bytes(value.ref)):
+                self._send(name, Values(items=part, sent=self._sent(name)))
         for rank, cache in turn.caches:
             self._send_cache(worker_name(rank), cache)
         for name, item in turn.control:
@@ -313,9 +313,11 @@ class Outbox:
     def _send_cache(self, to: str, cache: _CacheToSend) -> None:
         """Send a cache. Without room for its tensors, its request fails."""
         refs: list[tuple[str, str, TensorRef]] = []
+        room = PART_BYTES
         try:
             for field_name, port, part in cache.parts:
-                refs.append((field_name, port, self._ref(part, to)))
+                refs.append((field_name, port, self._ref(part, to, room)))
+                room -= inline_bytes(refs[-1][2])
         except MstarError as error:
             for loan in filter(None, (loan_of(ref) for _, _, ref in refs)):
                 self.release(loan.slot, loan.generation)
@@ -343,10 +345,13 @@ class Outbox:
         """Yield the states of loops with their tensors in the transport. One without room is left out."""
         for state in states:
             refs: dict[str, TensorRef] = {}
+            room = PART_BYTES
             try:
                 for port, value in state.values.items():
                     array, dtype = to_array(value if isinstance(value, torch.Tensor) else value.pending)
-                    refs[port] = self._transport.put(array, API, dtype=dtype)
+                    put = self._transport.put if array.nbytes <= room else self._transport.lend
+                    refs[port] = put(array, API, dtype=dtype)
+                    room -= inline_bytes(refs[port])
             except MstarError as error:
                 log.info("the state of a loop was not saved: %s", error)
                 for loan in filter(None, map(loan_of, refs.values())):
@@ -388,14 +393,19 @@ class Outbox:
             return self._peer_memory.send(tensor, to)
         return self._copy(tensor)
 
-    def _ref(self, part: Tensor | Sending, to: str) -> TensorRef:
-        """Return the handle of a tensor whose copy is done. Raises MstarError if it cannot be sent."""
+    def _ref(self, part: Tensor | Sending, to: str, room: int = PART_BYTES) -> TensorRef:
+        """Return the handle of a tensor whose copy is done. room: bytes of it that may be inside the message.
+
+        Raises MstarError if it cannot be sent.
+        """
         if isinstance(part, OutgoingTensor):
             return part.ref
-        return self._put(part if isinstance(part, torch.Tensor) else part.pending, to)
+        return self._put(part if isinstance(part, torch.Tensor) else part.pending, to, room)
 
-    def _put(self, tensor: Tensor, to: str) -> TensorRef:
+    def _put(self, tensor: Tensor, to: str, room: int = PART_BYTES) -> TensorRef:
         array, dtype = to_array(tensor)
+        if array.nbytes > room:
+            return self._transport.lend(array, to, dtype=dtype)
         try:
             return self._transport.put(array, to, dtype=dtype)
         except ArenaFull:
@@ -420,17 +430,9 @@ class Outbox:
         return False
 
 
-def _parts(outputs: list[Output]) -> list[list[Output]]:
-    """Divide outputs, in order, so that each message stays below the limit. At least one part, which may be empty."""
-    parts: list[list[Output]] = [[]]
-    size = 0
-    for output in outputs:
-        size += len(output.ref.data) if isinstance(output.ref, InlineTensor) else 0
-        if size > PART_BYTES and parts[-1]:
-            parts.append([])
-            size = len(output.ref.data) if isinstance(output.ref, InlineTensor) else 0
-        parts[-1].append(output)
-    return parts
+def _inline_bytes(state: Saved) -> int:
+    """Return the bytes of a saved state inside its message."""
+    return sum(map(inline_bytes, state.loop.values.values()))
 
 
 def _handle(entry: Any) -> int:

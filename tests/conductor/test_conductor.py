@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -39,9 +39,11 @@ from mstar_core.messages.requests import (
     Resume,
 )
 from mstar_core.messages.tensors import InlineTensor
+from mstar_core.messages.wire import WireCodec
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, RunWalks, WalkDone, WorkFailed
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Text, param
 from mstar_core.plugin.program import ProgramGenerator
+from mstar_core.transport.courier import MESSAGE_BYTES
 from tests.fakes.courier import FakeCourier
 
 LM = NodeSpec(
@@ -485,3 +487,25 @@ def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conduc
     conductor.on(WalkDone(handle=7, run=1, rank=0))
     conductor.on(CancelRequest(handle=7))
     assert conductor.unknown == 2 and not post.sent
+
+
+def test_walks_with_many_tensors_go_in_messages_below_the_limit(post: FakeCourier, clock: FakeClock) -> None:
+    """Each walk has 100 tensors of 48 KiB, and a program asks for several at once."""
+    count, size = 100, 48 * 1024
+    tokens = InlineTensor(dtype="uint8", shape=(size,), data=bytes(size))
+
+    def talks(request: ProgramRequest) -> ProgramGenerator:
+        tensors = {f"t{number}": request.inputs["text_tokens"] for number in range(count)}
+        yield [Run("prefill", tokens=request.inputs["text_tokens"], **tensors) for _ in range(6)]
+
+    (talk_part, sing_part) = MODEL.partitions
+    model = replace(MODEL, partitions=(replace(talk_part, program=talks), sing_part))
+    conductor = Conductor(model, placed((0,), codec=0), post, max_seq_len=64, clock=clock)
+    conductor.on(PeerReady(name="worker-0", incarnation=1))
+    conductor.on(msgspec.structs.replace(request(), inputs={"text_tokens": tokens}))
+    walks = [message for _, message in post.take() if isinstance(message, RunWalks) and message.partition == "talk"]
+    codec = WireCodec("conductor", 1)
+    assert all(len(codec.encode(message)) <= MESSAGE_BYTES for message in walks)
+    numbers = [run.run for message in walks for run in message.runs]
+    assert numbers == sorted(numbers) and len(numbers) == 6 and len(walks) > 1
+    assert [message.opens is not None for message in walks] == [True] + [False] * (len(walks) - 1)

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from mstar_core.engine.base import CacheState
 from mstar_core.errors import ArenaFull, PeerStalled
-from mstar_core.messages.flow import Outputs, StreamTensor, Values
-from mstar_core.messages.tensors import ShmTensor
-from mstar_core.messages.work import WalkDone, WorkFailed
+from mstar_core.messages.flow import CacheMoved, Outputs, StreamTensor, Values
+from mstar_core.messages.tensors import InlineTensor, ShmTensor
+from mstar_core.messages.wire import WireCodec
+from mstar_core.messages.work import Move, WalkDone, WorkFailed
+from mstar_core.transport.courier import MESSAGE_BYTES
 from mstar_core.transport.tensors import inline, inline_array
 from mstar_core.worker.outbox import Outbox
 
@@ -27,8 +30,11 @@ class Transport:
     def put(self, array: Any, to: str, *, dtype: str | None = None) -> Any:
         if self.is_full:
             raise ArenaFull("no room")
-        if not self.lends:
-            return inline(array, dtype)
+        return self.lend(array, to, dtype=dtype) if self.lends else inline(array, dtype)
+
+    def lend(self, array: Any, to: str, *, dtype: str | None = None) -> Any:
+        if self.is_full:
+            raise ArenaFull("no room")
         self.lent.append(len(self.lent) + 1)
         return ShmTensor(
             dtype="float32",
@@ -64,6 +70,7 @@ class Setup:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
+        self.copies: list[Copy] = []
         self.stalled: set[str] = set()
         self.gone: set[str] = set()
         self.transport = Transport()
@@ -87,6 +94,7 @@ class Setup:
 
     def copy(self, tensor: torch.Tensor) -> Copy:
         self.started = Copy(tensor)
+        self.copies.append(self.started)
         return self.started
 
     def finish(self) -> None:
@@ -222,15 +230,15 @@ def test_messages_to_a_process_that_has_ended_fail_nothing_and_keep_no_loan(setu
 def test_streams_go_on_while_shared_memory_is_full(setup: Setup) -> None:
     setup.transport.lends = setup.transport.is_full = True
     for number in range(9):
-        setup.outbox.output(number, 0, "image", "image", torch.full((1 << 19,), number), {})  # 4 MiB each
+        setup.outbox.output(number, 0, "image", "image", torch.full((1 << 18,), number), {})  # 2 MiB each
         setup.finish()
     setup.outbox.finished(8, 1, {}, 0)
     setup.outbox.flush()
     assert set(setup.kinds) == {Outputs}
     sent = [message for _, message in setup.sent]
-    assert [[item.handle for item in message.items] for message in sent] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+    assert [[item.handle for item in message.items] for message in sent] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert all(int(inline_array(item.ref)[0]) == item.handle for message in sent for item in message.items)
-    assert [len(message.finished) for message in sent] == [0, 0, 0, 0, 1], "the end comes with the last outputs"
+    assert [len(message.finished) for message in sent] == [0, 0, 1], "the end comes with the last outputs"
 
 
 def test_only_receivers_of_the_same_host_get_times_of_its_clock(setup: Setup) -> None:
@@ -244,3 +252,54 @@ def test_only_receivers_of_the_same_host_get_times_of_its_clock(setup: Setup) ->
     sent = {name: [message.sent for to, message in setup.sent if to == name] for name in ("worker-1", "worker-2")}
     assert len(sent["worker-1"]) == 3 and all(sent["worker-1"])
     assert sent["worker-2"] == [0.0] * 3
+
+
+SMALL = 256 * 1024
+"""Largest tensor inside a message to another host."""
+
+
+def is_sendable(message: Any) -> bool:
+    """Whether a message is below the limit of the courier."""
+    return len(WireCodec("worker-0", 1).encode(message)) <= MESSAGE_BYTES
+
+
+def test_a_step_with_100_small_tensors_goes_in_messages_below_the_limit(setup: Setup) -> None:
+    setup.elsewhere.update(("api", "worker-1"))
+    for number in range(100):
+        setup.outbox.output(number, 0, "image", "image", torch.full((SMALL,), number, dtype=torch.uint8), {})
+        setup.finish()
+        setup.outbox.value(1, number, 1, 0, "features", [], torch.full((SMALL,), number, dtype=torch.uint8))
+        setup.finish()
+        setup.outbox.saved(number, "LLM:4/denoise", 8, {"latents": torch.full((SMALL,), number, dtype=torch.uint8)})
+        setup.finish()
+    setup.outbox.finished(99, 1, {}, 0)
+    setup.outbox.flush()
+    sent = [message for _, message in setup.sent]
+    assert all(map(is_sendable, sent)) and set(setup.kinds) == {Outputs, Values}
+    outputs = [message for message in sent if isinstance(message, Outputs)]
+    values = [item for message in sent if isinstance(message, Values) for item in message.items]
+    assert [item.handle for message in outputs for item in message.items] == list(range(100))
+    assert [item.handle for item in values] == list(range(100))
+    assert [saved.handle for message in outputs for saved in message.saved] == list(range(100))
+    assert [end.handle for end in outputs[-1].finished] == [99]
+    assert all(item.ref.data == bytes([item.handle]) * SMALL for item in values)
+
+
+def test_a_cache_and_a_saved_state_of_many_small_tensors_lend_what_has_no_room_in_the_message(setup: Setup) -> None:
+    pages = [torch.ones(SMALL, dtype=torch.uint8) for _ in range(100)]
+    state = CacheState(
+        length=3, position=3, last=1, drawn=1, pages=tuple(pages), history=torch.zeros(3, dtype=torch.int32)
+    )
+    setup.outbox.cache(Move("LLM", "", 1), 7, 1, state, {}, {})
+    setup.outbox.saved(7, "LLM:4/denoise", 8, {f"v{number}": page for number, page in enumerate(pages)})
+    for copy in setup.copies:
+        copy.finish()
+    setup.outbox.flush()
+    sent = [message for _, message in setup.sent]
+    assert set(setup.kinds) == {CacheMoved, Outputs} and all(map(is_sendable, sent))
+    moved = next(message for message in sent if isinstance(message, CacheMoved))
+    (saved,) = next(message for message in sent if isinstance(message, Outputs)).saved
+    assert len(moved.pages) == len(saved.loop.values) == 100
+    for refs in (moved.pages, list(saved.loop.values.values())):
+        inside = [isinstance(ref, InlineTensor) for ref in refs]
+        assert inside == sorted(inside, reverse=True) and 0 < sum(inside) < 100

@@ -259,6 +259,8 @@ class _ZeroTransport:
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
         return inline(np.zeros(0, np.uint8))
 
+    lend = put
+
     def read(self, ref: InlineTensor, copier: Callable[[Array], Tensor]) -> Tensor:
         if not ref.data:
             return copier(np.zeros(ref.shape, storage(ref.dtype)))
