@@ -134,13 +134,13 @@ def far(access: RemoteAccess, codec) -> Iterator[tuple[Relay, Receiver]]:
         relay.close()
 
 
-@pytest.mark.parametrize("more", [0, 300])
+@pytest.mark.parametrize(("held", "more"), [(20, 0), (400, 300)])
 def test_a_connection_that_is_cut_under_load_never_hides_a_loss(
-    far: tuple[Relay, Receiver], keys: CurveKeys, codec, more: int
+    far: tuple[Relay, Receiver], keys: CurveKeys, codec, held: int, more: int
 ) -> None:
     """The receiver has all messages in order, or a beginning of them and the report of a break.
 
-    more: messages after the cut; without any, the marks alone show the loss.
+    held: messages on the way. more: messages after the cut; without any, the marks alone show the loss.
     """
     relay, receiver = far
     with zmq.Context() as context, Courier(context, codec, keys=keys) as courier:
@@ -155,7 +155,7 @@ def test_a_connection_that_is_cut_under_load_never_hides_a_loss(
         send(200)
         until(lambda: len(receiver.messages) == 200)
         relay.hold()  # what follows is on the way when the connection ends
-        send(400)
+        send(held)
         time.sleep(0.3)
         relay.drop()
         send(more)
