@@ -158,6 +158,7 @@ async def test_the_room_of_a_dead_supervisor_is_given_to_the_next(
         "bundle, order = msgspec.json.decode(sys.argv[2], type=tuple[Bundle, AgentOrder])\n"
         "print(asyncio.run(RayPlacer(sys.argv[1], order.deployment).start((bundle,), order))[0].pid)\n"
     )
+    await placer.release()
     words = [sys.executable, "-c", script, head, msgspec.json.encode((bundle, order)).decode()]
     first = int(await asyncio.to_thread(subprocess.check_output, words, text=True))
     (agent,) = await placer.start((bundle,), order)
