@@ -93,13 +93,8 @@ def _fault(lines: list[str], code: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of `ray start` on this host, with GPUs numbered as NVML numbers them.
-
-    That of a task holds settings of Ray for tasks: threads, visible GPUs, a debugger.
-    """
-    names = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTHONBREAKPOINT"}
-    kept = {k: v for k, v in _raylet_environment().items() if not k.startswith("RAY_") and k not in names}
-    return {**kept, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    """Return the environment of `ray start` on this host. That of a task holds settings of Ray for tasks."""
+    return {name: value for name, value in _raylet_environment().items() if not name.startswith("RAY_")}
 
 
 def _raylet_environment() -> dict[str, str]:
