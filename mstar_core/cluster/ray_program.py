@@ -55,6 +55,9 @@ HEAD_S: Final = 5.0
 ALIVE: Final = 0
 """State of a node in Ray's records (GcsNodeInfo)."""
 
+ANOTHER_S: Final = 2.0
+"""Wait of a replacement for another host than those that failed in the same call."""
+
 NODE_LABEL: Final = "ray.io/node-id"
 
 
@@ -462,7 +465,8 @@ def replace(call: ReplaceCall) -> NextAgent:
         if room is None:
             anywhere = msgspec.structs.replace(call.bundle, node="")
             room = open_room(item, anywhere, without={this_node(), *others, *failed} - {""})
-            room.group.wait(max(1.0, end - time.monotonic()))
+            # A host that failed may answer the next call: while no other has room, this one ends soon.
+            room.group.wait(ANOTHER_S if failed else max(1.0, end - time.monotonic()))
         if not room.node:
             room.close()
             return NextAgent(waits_for=_waits_for(call.bundle, failed))
