@@ -101,14 +101,15 @@ class Standby:
             writer.write(encode(Identity(module=module, arguments=tuple(arguments))))
             async with asyncio.timeout(TAKEN_S):
                 answer = _decode(await reader.readline())
+            process.was_standby = isinstance(answer, Taken)
         except (OSError, TimeoutError, msgspec.DecodeError):
-            answer = None
+            pass
         finally:
             writer.close()
-        if isinstance(answer, Taken):
-            process.was_standby = True
+            if not process.was_standby:  # also if the deployment ends meanwhile
+                self._kill(process)
+        if process.was_standby:
             return process
-        self._kill(process)
         self._events.add("standby.ended", pid=process.pid, why="it did not take the place of a child")
         return None
 

@@ -537,6 +537,7 @@ class Supervisor:
         except MstarError as error:
             if must:
                 self._fail(start_record(child.name, error))
+            child.log.close()
             del self.children[child.name]
             return None
         self.events.add(
@@ -773,6 +774,9 @@ class Supervisor:
 
     async def _end_children(self) -> None:
         self.listener.close()
+        for spawn in self._spawns.values():  # a process that is being created would not be among those that end here
+            spawn.cancel()
+        await asyncio.gather(*self._spawns.values(), return_exceptions=True)
         running = [child for child in self.children.values() if child.is_running]
         for child in running:
             child.ending = True

@@ -64,7 +64,12 @@ class ProcessPlacer:
             env=environment,
             cwd="/",
         )
-        line, _ = await process.communicate(msgspec.json.encode(order))
+        try:
+            line, _ = await process.communicate(msgspec.json.encode(order))
+        except asyncio.CancelledError:
+            process.kill()
+            await process.communicate()
+            raise
         assert process.returncode == 0, "the agent did not start"
         agent = msgspec.json.decode(line, type=StartedAgent)
         agent = msgspec.structs.replace(
