@@ -85,10 +85,18 @@ class ProcessPlacer:
 
     def is_alive(self, host: str, incarnation: int) -> bool:
         """Whether an agent still runs."""
-        return Path(f"/proc/{self.started[host][incarnation - 1].pid}").exists()
+        return exists(self.started[host][incarnation - 1].pid)
 
     def close(self) -> None:
         """Kill the agents that are left."""
         for host, agents in self.started.items():
             for number in range(len(agents)):
                 self.signal(host, signal.SIGKILL, number + 1)
+
+
+def exists(pid: int | None) -> bool:
+    """Whether a process runs. One that init has not reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -23,7 +23,7 @@ from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import LinkBreak
 from tests.fakes.child import WEIGHTS
 from tests.fakes.deployment import LIMIT_S, event, running
-from tests.fakes.placer import ProcessPlacer
+from tests.fakes.placer import ProcessPlacer, exists
 
 Play = Callable[..., None]
 QUICK: Final = Pace(
@@ -67,10 +67,6 @@ async def gone(is_alive: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
 def agent_folders(runtime: Path) -> list[Path]:
     """Return the run directories of agents."""
     return [path for path in runtime.iterdir() if path.name.startswith(".fake@")]
-
-
-def exists(pid: int | None) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 async def test_a_start_on_two_hosts_becomes_ready_and_ends_with_nothing_left(
