@@ -258,8 +258,10 @@ async def test_a_group_over_two_hosts_meets_at_its_leader_and_restarts_as_one(
         assert (leader.host, follower.host) == ("b", "")
         os.kill(follower.pid or 0, signal.SIGKILL)
         await event(supervisor, "deployment.ready", 2)
+        await until(lambda: len(places(supervisor, "worker-1")) == 2)  # a lost host takes lines on their way with it
         placer.signal("b", signal.SIGKILL)
         await event(supervisor, "deployment.ready", 3)
+        await until(lambda: len(places(supervisor, "worker-1")) == 3)
         assert leader.incarnation == follower.incarnation == 3
         met = places(supervisor, "follower-0")
         assert met == places(supervisor, "worker-1") and len(set(met)) == 3
