@@ -145,6 +145,10 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+SMALL_CACHES: Final = ("feature_cache_bytes=2097152", "kv_cache.tokens=32768")
+"""Caches that are full within a minute on the CPU, whose memory grows while they fill: what grows later is a leak."""
+
+
 def plan_of(name: str, device: str, scratch: Path, deployments: int) -> Plan:
     """Return the deployment of a family. On a GPU all of them share its memory."""
     root = scratch / name
@@ -161,7 +165,7 @@ def plan_of(name: str, device: str, scratch: Path, deployments: int) -> Plan:
         name=name,
         shares_gpu=on_gpu,
         config=ROOT / "configs" / f"{GROUP}.yaml" if is_group else None,
-        settings=(f"kv_cache.memory_fraction={0.7 / deployments:.3f}",) if on_gpu else (),
+        settings=(f"kv_cache.memory_fraction={0.7 / deployments:.3f}",) if on_gpu else SMALL_CACHES,
     )
 
 
