@@ -82,6 +82,7 @@ class Link:
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._answer("ready")
 
@@ -145,7 +146,9 @@ def _set_up(machine: Machine, device: str, *addresses: str) -> None:
 @contextmanager
 def _machine(folder: Path, name: str, address: str) -> Iterator[Machine]:
     folder.mkdir(parents=True)
-    keeper = subprocess.Popen(["unshare", "-n", "-u", "-m", "-i", "sh", "-c", _PREPARE, "sh", name])
+    words = ["unshare", "-n", "-u", "-m", "-i", "sh", "-c", _PREPARE, "sh", name]
+    # A session of its own, so that Ctrl-C ends this program first, which stops what runs in the namespaces.
+    keeper = subprocess.Popen(words, start_new_session=True)
     try:
         end = time.monotonic() + 10
         while Path(f"/proc/{keeper.pid}/comm").read_text().strip() != "sleep":
