@@ -19,6 +19,7 @@ from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
+FREED_S: Final = 0.5
 VERSION: Final = b"1.0"
 CURVE_FRAMES: Final = 7  # version, request id, domain, address, identity, mechanism, key
 REPORT_S: Final = 60.0
@@ -43,12 +44,24 @@ class Authenticator(Closing):
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
-            self._socket.bind(ENDPOINT)
+            self._bind()
         except zmq.ZMQError as error:
             self._socket.close(0)
             raise TransportError("a ZMQ context authenticates clients already", str(error)) from error
         self._thread = threading.Thread(target=self._serve, name="mstar-zap", daemon=True)
         self._thread.start()
+
+    def _bind(self) -> None:
+        """Bind, also if an earlier authenticator has just closed: ZMQ frees its endpoint a moment later."""
+        until = time.monotonic() + FREED_S
+        while True:
+            try:
+                self._socket.bind(ENDPOINT)
+                return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
+                    raise
+            time.sleep(0.01)
 
     def close(self) -> None:
         """End the thread. Later connections are refused. Safe to call twice."""
