@@ -553,9 +553,9 @@ class Supervisor:
         child.state = "ended"
         if child.ending:  # it stalled: SIGUSR1 for its stacks ends a child that has no handler yet
             await self._ended.wait()
-        if self._ended.is_set():
+        if must and self._ended.is_set():
             return None
-        if status != 0 and must:
+        if must and status != 0:
             self._fail(death_record(child, self.run_dir, status, self.publisher.circumstances(child.name)))
             return None
         child.log.close()
