@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import errno
 import os
 import threading
@@ -102,7 +103,7 @@ async def test_the_room_of_taken_outputs_is_used_again(tmp_path: Path) -> None:
         await written(spool)
         if number >= 3:
             assert await taken(spool, 1) == [number - 3]
-    assert spool._file is not None and os.fstat(spool._file.fileno()).st_size <= 20_000
+    assert spool._file is not None and os.fstat(spool._file).st_size <= 20_000
     spool.close()
 
 
@@ -154,3 +155,19 @@ async def test_a_file_stays_open_until_its_thread_is_done(is_read: bool, tmp_pat
     async with asyncio.timeout(30):
         while open_files(tmp_path):  # noqa: ASYNC110 a thread closes it
             await asyncio.sleep(0.001)
+
+
+async def test_a_spool_that_nobody_closed_frees_its_file(tmp_path: Path) -> None:
+    spool = Spool[int](tmp_path)
+    spool.add(0, values(0))
+    await written(spool)
+    assert files_in(tmp_path) == 1
+    del spool
+    gc.collect()
+    assert files_in(tmp_path) == 0
+
+
+def files_in(folder: Path) -> int:
+    """Return how many files of the folder this process has open."""
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return sum(link.startswith(str(folder)) for link in links)

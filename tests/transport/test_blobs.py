@@ -500,8 +500,19 @@ def test_closing_with_fetches_on_the_way_calls_nothing(owner, reader):
     reader.close()
 
 
-def test_ends_leave_no_thread(owner, reader):
+def test_ends_leave_no_thread(threads_before, owner, reader):
     fetched(reader, lend(owner, 10)[1])
+    assert own_threads(threads_before)
     for end in (owner, reader):
         end.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mstar-")] == []
+    assert own_threads(threads_before) == []
+
+
+@pytest.fixture
+def threads_before():
+    """Threads that ran before the transports of the test: those of other tests may still end."""
+    return set(threading.enumerate())
+
+
+def own_threads(before: set[threading.Thread]) -> list[str]:
+    return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("mstar-")]

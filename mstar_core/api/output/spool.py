@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 import tempfile
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,8 @@ class Spool(Generic[F]):
         self._unwritten: deque[_Spilled[F]] = deque()
         self._size = 0
         self._in_memory = 0
-        self._file: IO[bytes] | None = None
+        self._file: int | None = None
+        self._freed: weakref.finalize[..., Spool[F]] | None = None
         self._room = FreeList()
         self._room.give(0, MOST_OFFSET)
         self._full: OSError | None = None
@@ -133,7 +134,11 @@ class Spool(Generic[F]):
         return spilled.facts, array
 
     def close(self) -> None:
-        """Free the file, if need be after a running write or read. Safe to call twice."""
+        """Free the file, if need be after a running write or read. Safe to call twice.
+
+        A loop that ends before its threads never reports their end: then the file goes with this object, which a
+        running write or read keeps.
+        """
         self._is_closed = True
         self._entries.clear()
         self._unwritten.clear()
@@ -141,10 +146,9 @@ class Spool(Generic[F]):
             self._close_file()
 
     def _close_file(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            self._file = None
+        if self._freed is not None:
+            self._freed()
+        self._file = self._freed = None
 
     async def _write_all(self) -> None:
         """Write the outputs that are in memory, until none is left or the disk is full."""
@@ -195,18 +199,24 @@ class Spool(Generic[F]):
 
     def _write(self, array: Array, offset: int) -> None:
         if self._file is None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+            self._file = self._open_file()
         data = array.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:], offset + done)
+            done += os.pwrite(self._file, data[done:], offset + done)
+
+    def _open_file(self) -> int:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+            descriptor = os.dup(file.fileno())
+        self._freed = weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
     def _read(self, spilled: _Spilled[F]) -> bytes:
         assert self._file is not None
         data = bytearray()
         while len(data) < spilled.size:
-            piece = os.pread(self._file.fileno(), spilled.size - len(data), spilled.offset + len(data))
+            piece = os.pread(self._file, spilled.size - len(data), spilled.offset + len(data))
             if not piece:
                 raise OSError("the file is shorter than what was written")
             data += piece
