@@ -9,9 +9,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mstar_core.errors import RequestError
+from mstar_core.plugin.chat.turns import Tool, ToolChoice, Turn
 from mstar_core.plugin.media.limits import MediaLimits
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ class MediaPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A chat message. order: its parts, as in PromptRequest.order."""
-
-    role: Literal["system", "user", "assistant"]
-    order: Sequence[tuple[str, int]] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
     """Input of a processor: text and media in the order given, and validated parameters.
 
@@ -43,6 +36,9 @@ class PromptRequest:
     text: all texts, joined by empty lines. texts: each text.
     turns: chat messages, in order; their parts together are `order`. Models with a chat template format the turns;
     models without roles read the parts of `order` as segments. Empty on routes without messages.
+    tools: functions that the answer may call; the template shows them, unless the mode of `tool_choice` is `none`.
+    template: variables of the chat template for the requested effort of thinking.
+    is_raw: `text` is the whole prompt and is tokenized as it is, without a template (completions).
     observation: the raw message of the robot policy socket, in place of text and media; decode it with `unpacked` of
     `mstar_core.plugin.observation`. None on all other routes.
     seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
@@ -52,6 +48,10 @@ class PromptRequest:
     text: str | None
     texts: Sequence[str] = ()
     turns: Sequence[Turn] = ()
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    is_raw: bool = False
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
     observation: bytes | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph import GraphEdge, NodeSpec, Stream, Walk
 from mstar_core.graph.declare.walks import edges_of
+from mstar_core.plugin.chat.format import ChatFormat
 from mstar_core.plugin.program import Program, ProgramRequest
 from mstar_core.plugin.surface import Action, Modality, Surface
 
@@ -85,7 +86,8 @@ class ModelSpec:
     when the installed version carries no model code. configs: package of default YAML files ("pkg:folder").
     tiny: target "pkg.mod:function" that writes the embedded default checkpoint into a folder.
     resolve: target "pkg.mod:function" that finds or downloads the official weights.
-    routes: api routes that the model maps; surfaces: details of routes that need more than a name.
+    routes: api routes that the model maps; surfaces: details of routes that need more than a name. chat: how its
+    template writes thinking and tool calls.
     mini: target "pkg.mod:function" of the same form, for the trained miniature `NAME:mini`.
     notice, mini_notice: one line shown whenever the tiny checkpoint, or the miniature, is used.
     mini_prompt, mini_params: text and parameters that the miniature was trained for, for a suggested first request.
@@ -108,6 +110,7 @@ class ModelSpec:
     params: type[Any]
     routes: frozenset[str] = frozenset()
     surfaces: Mapping[str, Surface] = field(default_factory=dict)
+    chat: ChatFormat = field(default_factory=ChatFormat)
     nodes: tuple[NodeSpec, ...]
     streams: tuple[Stream, ...] = ()
     partitions: tuple[Partition, ...]

@@ -18,8 +18,9 @@ from mstar_core.api.preprocess.forms import Fields, InvalidForm, Reader, restore
 from mstar_core.api.preprocess.pipe import KEPT_BYTES, MessageMemory, PoolPipe
 from mstar_core.api.preprocess.process import Note, ProcessorProcess, checked
 from mstar_core.errors import BadMedia, RequestError, TooLarge
+from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media.limits import MediaLimits
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs, Turn
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
 from tests.api.test_pool import pool_of
 
 MIB = 1 << 20

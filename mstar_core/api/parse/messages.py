@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.parse.media import ByteAllowance, Fetcher, part_of_base64, part_of_url
@@ -22,10 +22,10 @@ from mstar_core.api.schema import (
 )
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import RequestError, TooLarge
-from mstar_core.plugin.processor import MediaPart, Turn
+from mstar_core.plugin.chat.turns import Role, Turn
+from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
 
-Role = Literal["system", "user", "assistant"]
 ROLES: Final[dict[str, Role]] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 

@@ -13,8 +13,9 @@ from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.requests.registry import check_seed, seed_of
 from mstar_core.errors import RequestError, did_you_mean
 from mstar_core.graph.declare.sampling import ADJUSTING, BIAS, check_biased
+from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params
-from mstar_core.plugin.processor import MediaPart, Turn
+from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import MODALITY_NAMES
 

@@ -19,7 +19,8 @@ from mstar_bagel.request.images import fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin import parse_params
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, Turn
+from mstar_core.plugin.chat.turns import Turn
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 
 PIXELS = 1e-6
 

@@ -16,8 +16,9 @@ from PIL import Image
 
 from mstar_core.errors import BadMedia, RequestError, TooLarge, WeightsError
 from mstar_core.plugin import parse_params
+from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import MediaLimits
-from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, PromptRequest, Turn
+from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, PromptRequest
 from mstar_qwen3omni.params import Params
 from mstar_qwen3omni.processor import Processor
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM

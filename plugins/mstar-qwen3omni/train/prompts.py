@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.plugin.processor import Turn
+from mstar_core.plugin.chat.turns import Turn
 from mstar_qwen3omni.checkpoint.config import PATCH_FRAMES, OmniConfig
 from mstar_qwen3omni.encoders.mel import LogMel, frames_of
 from mstar_qwen3omni.program import TALKER_POSITIONS, TALKER_TOKENS

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError, WeightsError
+from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import read_image
 from mstar_core.plugin.params import lowered_warnings
-from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, Turn, content_key
+from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, content_key
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size

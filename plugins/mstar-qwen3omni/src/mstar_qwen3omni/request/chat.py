@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.errors import RequestError
-from mstar_core.plugin.processor import Turn
+from mstar_core.plugin.chat.turns import Turn
 from mstar_qwen3omni.checkpoint.config import TextIds
 from mstar_qwen3omni.request.media import Media
 
