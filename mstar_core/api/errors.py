@@ -180,7 +180,7 @@ def unsupported_endpoint(route: str, mapped: list[str]) -> NotFound:
     )
 
 
-def storage_full(error: OSError) -> Unavailable:
+def storage_full(error: Exception) -> Unavailable:
     """Return the error for a run directory that cannot be written: disk full, no permission, no inodes."""
     return Unavailable(
         "the server cannot store the data of this request", str(error), "retry later", code="storage_full"
