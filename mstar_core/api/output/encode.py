@@ -19,6 +19,7 @@ from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.output.units import Array, OutputItem
 from mstar_core.codec import BFLOAT16, npy_header, safetensors_header, widen_bfloat16
 from mstar_core.errors import RequestError
+from mstar_core.plugin.chat.parser import begun
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import PROGRESS, Audio
@@ -145,7 +146,7 @@ class StopStrings:
                 matches
             )  # the match that is complete first, so that the result does not depend on chunk borders
             return text[:at]
-        keep = max((_begun(text, stop) for stop in self._stops), default=0)
+        keep = max((begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -153,14 +154,6 @@ class StopStrings:
         """Return the text held back, at the end of the output."""
         text, self._held = self._held, ""
         return text
-
-
-def _begun(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` may be the start of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 AT_ONCE_BYTES: Final = 1 << 20
