@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.errors import PluginError, RequestError, did_you_mean
-from mstar_core.graph.declare.sampling import META, NAMES, TextSampling
+from mstar_core.graph.declare.sampling import INTERNAL, META, OFFERED, TextSampling
 from mstar_core.value_spec import MAP, ValueSpec, value_kind
 
 COMMON_NAMES: Final = (
@@ -19,7 +19,7 @@ COMMON_NAMES: Final = (
     "max_output_tokens",
     "max_tokens",
     "max_completion_tokens",
-    *NAMES,
+    *OFFERED,
     "ignore_eos",
     "stop",
     "timeout_s",
@@ -109,7 +109,7 @@ def sampling_param(
 
 
 def param_specs(params: type[Any]) -> tuple[ParamSpec, ...]:
-    """Return the parameters of a dataclass, in order. Raises PluginError for a field declared without `param()`."""
+    """Return the parameters that clients can set, in order. Raises PluginError for a field without `param()`."""
     return _param_specs(typing.cast(Hashable, params))
 
 
@@ -118,6 +118,8 @@ def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
     hints = typing.get_type_hints(params)
     specs = []
     for item in dataclasses.fields(params):
+        if INTERNAL in item.metadata:
+            continue
         meta = item.metadata.get(META)
         if meta is None:
             raise PluginError(

@@ -18,6 +18,8 @@ from mstar_core.plugin.media.limits import MediaLimits
 if TYPE_CHECKING:
     import numpy as np
 
+    from mstar_core.constraints.vocabulary import TokenTable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPart:
@@ -193,3 +195,15 @@ class ParallelDecodeProcessor(InlineProcessor, Protocol):
 
         Raises whatever `process_prompt` raises for that file.
         """
+
+
+@runtime_checkable
+class ConstrainableProcessor(Processor, Protocol):
+    """A processor whose text answers can be held to a grammar: schemas, regular expressions, tool calls.
+
+    Optional. The node that draws the text declares `Sampling(is_text=True)`. The api and each worker of that node load
+    the processor for its vocabulary.
+    """
+
+    def token_table(self) -> TokenTable:
+        """Return the bytes of all ids that the node draws, its control tokens, and the ids that end an answer."""

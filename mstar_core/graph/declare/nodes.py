@@ -128,6 +128,7 @@ class Sampling:
     head has one row for each of these ids and no others, which is faster and changes the result if the model would
     choose another id. Prompts may hold any id.
     vocab: number of ids that the model knows, by which the api checks requests; 0 leaves the check to the worker.
+    is_text: the ids are text of an answer, so a request's constraint applies to them.
     """
 
     port: str
@@ -136,6 +137,7 @@ class Sampling:
     suppress: tuple[range, ...] = ()
     vocabulary: tuple[range, ...] = ()
     vocab: int = 0
+    is_text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

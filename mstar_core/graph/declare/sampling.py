@@ -19,6 +19,9 @@ META: Final = "mstar"
 COLUMNS: Final = "columns"
 """Key in the metadata of a sampling parameter: its columns by name."""
 
+INTERNAL: Final = "internal"
+"""Key in the metadata of a field that clients cannot set by its name: the api fills it from other fields."""
+
 BIAS: Final = "logit_bias"
 """The parameter that maps ids of the model's vocabulary to numbers."""
 
@@ -45,6 +48,10 @@ class Column:
 
 def _parameter(off: Any, doc: str, *, columns: Mapping[str, Column], **rules: Any) -> Any:
     return field(default=off, metadata={META: {"doc": doc, **rules}, COLUMNS: columns})
+
+
+def _internal(off: Any) -> Any:
+    return field(default=off, metadata={INTERNAL: True, COLUMNS: {}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +119,8 @@ class TextSampling:
             "biases": Column("float32", -0.0, lambda value: list((value or {}).values()), MOST_BIASED, adjusts=True),
         },
     )
+    constraint: str | None = _internal(None)
+    """Grammar that the ids of a text head must obey, as `mstar_core.constraints` writes it; None is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +137,9 @@ class SamplingParams(TextSampling):
 
 NAMES: Final = tuple(item.name for item in dataclasses.fields(TextSampling))
 """Names of all sampling parameters."""
+
+OFFERED: Final = tuple(item.name for item in dataclasses.fields(TextSampling) if INTERNAL not in item.metadata)
+"""Names of the sampling parameters that clients can set."""
 
 ADJUSTING: Final = tuple(
     item.name
