@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NewType
 
 from mstar_core.graph.declare.nodes import MAIN, Attend
 
@@ -20,6 +20,9 @@ Handle = NewType("Handle", int)
 
 JobKey = NewType("JobKey", int)
 """Number of one job on one worker; never reused."""
+
+NO_ADAPTER: Final = -1
+"""Row of a request without a LoRA adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

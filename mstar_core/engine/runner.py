@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from mstar_core.engine.base import Contention, MemoryUse
+from mstar_core.engine.base import NO_ADAPTER, Contention, MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.graph.declare.sampling import SamplingParams
+    from mstar_core.layers.lora import AdapterBank
 
 
 class Running(Protocol):
@@ -36,14 +37,22 @@ class NodeRunner(ABC):
     name: str
     has_cache: ClassVar[bool] = False
 
+    @property
+    def adapters(self) -> AdapterBank | None:
+        """LoRA adapters of its module, None if it takes none."""
+        return None
+
     # -- requests and jobs -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
+    def open(
+        self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = NO_ADAPTER
+    ) -> None:
         """Announce a request before its first job. max_tokens: most tokens that its caches may ever hold.
 
         rows: candidates that exist at once, which share those tokens equally. Raises TooLarge when they can never fit
-        the pool or its slots, EngineError for a handle in use.
+        the pool or its slots, EngineError for a handle in use. adapter: row of its LoRA adapter, for a node with
+        `adapters`.
         """
 
     @abstractmethod

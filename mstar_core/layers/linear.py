@@ -117,9 +117,13 @@ def project_gated(x: Tensor, weight: LinearWeight, activation: Activation = "sil
         tiling = tiling_of(weight, is_gated=True)
         out: Tensor = _small_m_gemm().gated_gemm(x, weight.values, weight.scale, tiling, is_gelu=is_gelu)
         return out
-    pair = _library_gemm(x, weight)
+    return gated(_library_gemm(x, weight), activation)
+
+
+def gated(pair: Tensor, activation: Activation = "silu") -> Tensor:
+    """Return act(gate) * up: [T, inner]. pair: [T, 2 * inner], gate first."""
     if pair.is_cuda and uses_fused_kernels(pair):
-        fused: Tensor = elementwise_kernels().gated_activation(pair, is_gelu=is_gelu)
+        fused: Tensor = elementwise_kernels().gated_activation(pair, is_gelu=activation == "gelu_tanh")
         return fused
     gate, up = pair.chunk(2, dim=-1)
     return activate(gate, activation) * up

@@ -17,6 +17,7 @@ from mstar_core.layers.linear import (
     activate,
     concatenate_weights,
     elementwise_kernels,
+    gated,
     project,
     project_gated,
     project_partial,
@@ -24,6 +25,7 @@ from mstar_core.layers.linear import (
     uses_fused_kernels,
     weight_of,
 )
+from mstar_core.layers.lora import AdapterBank
 from mstar_core.layers.rotary import rotate
 from mstar_core.parallel.shards import WHOLE, Shard, Slice, head_slices
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from mstar_core.layers.kv_view import HeadNorms, KVView
     from mstar_core.layers.linear import Activation
+    from mstar_core.layers.lora import AdaptedProjections, AdapterLimits
 
 
 class TokenEmbedding(nn.Embedding):
@@ -140,13 +143,44 @@ class RMSNorm(nn.Module):
 
 
 class FusibleLayer(PreparedLayer):
-    """Layer that projects one input several times. projections: their names, in the order of the fused weight."""
+    """Layer that projects one input several times, and its result once more.
+
+    projections: names of the first ones, in the order of the fused weight. last: name of the last one. adapted,
+    adapted_last: the LoRA adapters of both, None in a deployment without adapters.
+    """
 
     projections: ClassVar[tuple[str, ...]]
+    last: ClassVar[str]
 
     def __init__(self) -> None:
         super().__init__()
         self._fused: LinearWeight | None = None
+        self.adapted: AdaptedProjections | None = None
+        self.adapted_last: AdaptedProjections | None = None
+
+    def adapt(self, bank: AdapterBank) -> list[AdaptedProjections]:
+        """Make room for the adapters of a bank. Returns the adapted projections."""
+        cuts = {name.removesuffix(".weight"): cut for name, cut in self.slices().items()}
+        made = []
+        for names in (self.projections, (self.last,)):
+            layers = [self.get_submodule(name) for name in names]
+            sizes = [(int(layer.out_features), int(layer.in_features)) for layer in layers]  # type: ignore[arg-type]
+            here = {name: cuts[name] for name in names if name in cuts}
+            like: Tensor = layers[0].weight  # type: ignore[assignment]
+            made.append(bank.adapted(names, [outputs for outputs, _ in sizes], sizes[0][1], here, like))
+        self.adapted, self.adapted_last = made
+        return made
+
+    def slices(self) -> Mapping[str, Slice]:
+        """Return the parts of its weights that this rank holds; empty if it holds all."""
+        return {}
+
+    def _projected(self, name: str, x: Tensor) -> Tensor:
+        """Return the outputs of one of the first projections: [T, outputs]."""
+        out: Tensor = self.get_submodule(name)(x)
+        if self.adapted is not None:
+            self.adapted.add(x, out, name)
+        return out
 
     def fuse_projections(self) -> bool:
         """Fuse the projections into one weight. Returns whether they are fused.
@@ -175,6 +209,7 @@ class GatedMLP(FusibleLayer):
     """
 
     projections = ("gate_proj", "up_proj")
+    last = "down_proj"
 
     def __init__(
         self, width: int, inner: int, *, bias: bool = False, activation: Activation = "silu", shard: Shard = WHOLE
@@ -194,17 +229,25 @@ class GatedMLP(FusibleLayer):
 
     def branch(self, x: Tensor) -> Tensor:
         """Return the same, or the partial sums of the last projection: see `linear.project_partial`."""
-        if self._fused is not None and uses_fused_kernels(x):
-            inner = project_gated(x, self._fused, self._activation)
-        else:
-            inner = activate(self.gate_proj(x), self._activation) * self.up_proj(x)
+        inner = self._inner_values(x)
         if not self.shard.is_whole:
-            return reduced(self.shard, self.down_proj, inner)
+            return reduced(self.shard, self.down_proj, inner, self.adapted_last)
         weight = weight_of(self.down_proj)
-        if weight is not None and inner.dim() == 2:
-            return project_partial(inner, weight)
-        out: Tensor = self.down_proj(inner)
+        out: Tensor
+        out = project_partial(inner, weight) if weight is not None and inner.dim() == 2 else self.down_proj(inner)
+        if self.adapted_last is not None:
+            self.adapted_last.add(inner, out)
         return out
+
+    def _inner_values(self, x: Tensor) -> Tensor:
+        if self._fused is None or not uses_fused_kernels(x):
+            return activate(self._projected("gate_proj", x), self._activation) * self._projected("up_proj", x)
+        if self.adapted is None:
+            return project_gated(x, self._fused, self._activation)
+        # Adapters come before the activation. Tokens without one take the same kernels, so that their bits are equal.
+        pair = project(x, self._fused)
+        self.adapted.add(x, pair)
+        return gated(pair, self._activation)
 
     def slices(self) -> Mapping[str, Slice]:
         """Return the parts of the inner values that this rank holds."""
@@ -217,14 +260,20 @@ class GatedMLP(FusibleLayer):
         return slices | {"down_proj.weight": Slice.part(1, span, self._inner)}
 
 
-def reduced(shard: Shard, layer: nn.Module, x: Tensor) -> Tensor:
-    """Return the output of a row-parallel linear layer, summed over the ranks: [T, outputs]. x: [T, local inputs]."""
+def reduced(shard: Shard, layer: nn.Module, x: Tensor, adapted: AdaptedProjections | None = None) -> Tensor:
+    """Return the output of a row-parallel linear layer, summed over the ranks: [T, outputs]. x: [T, local inputs].
+
+    adapted: adapters of the layer, whose A each rank has a part of.
+    """
     weight = weight_of(layer)
-    if weight is not None and x.dim() == 2:
-        return shard.reduce(sum_partials(project_partial(x, weight), x))
-    assert isinstance(layer, nn.Linear), "a layer with a bias is not quantized under tensor parallelism"
-    out = shard.reduce(linear(x, layer.weight))
-    return out if layer.bias is None else out + layer.bias
+    is_packed = weight is not None and x.dim() == 2
+    assert is_packed or isinstance(layer, nn.Linear), "a layer with a bias is not quantized under tensor parallelism"
+    out = project_partial(x, weight) if weight is not None and is_packed else linear(x, layer.weight)  # type: ignore[arg-type]
+    if adapted is not None:
+        adapted.add(x, out)
+    out = shard.reduce(sum_partials(out, x) if is_packed else out)
+    bias: Tensor | None = None if is_packed else layer.bias  # type: ignore[assignment]
+    return out if bias is None else out + bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +301,7 @@ class Attention(FusibleLayer):
     """
 
     projections = ("q_proj", "k_proj", "v_proj")
+    last = "o_proj"
 
     def __init__(self, spec: AttentionSpec, layer: int, shard: Shard = WHOLE) -> None:
         super().__init__()
@@ -277,6 +327,8 @@ class Attention(FusibleLayer):
         spec, tokens = self.spec, x.shape[0]
         if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
             packed = project_partial(x, self._fused)
+            if self.adapted is not None:
+                self.adapted.add(x, packed)
             norms = self._norms()
             if isinstance(kv, PackedView):
                 attended = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale, norms)
@@ -287,9 +339,9 @@ class Attention(FusibleLayer):
             )
             mixed = kv.attend(self.layer, query, key, value, spec.scale)
             return self._output(mixed.reshape(tokens, -1))
-        query = self.q_proj(x).view(tokens, spec.heads, spec.head_dim)
-        key = self.k_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
-        value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
+        query = self._projected("q_proj", x).view(tokens, spec.heads, spec.head_dim)
+        key = self._projected("k_proj", x).view(tokens, spec.kv_heads, spec.head_dim)
+        value = self._projected("v_proj", x).view(tokens, spec.kv_heads, spec.head_dim)
         if spec.norm_eps is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, *rotation), rotate(key, *rotation)
@@ -302,7 +354,7 @@ class Attention(FusibleLayer):
         Arguments as for `forward`.
         """
         spec, tokens = self.spec, x.shape[0]
-        if not isinstance(kv, KeepingView) or self.spec.norm_eps is not None:
+        if not isinstance(kv, KeepingView) or self.spec.norm_eps is not None or self.adapted is not None:
             self.branch(x, kv, rotation)
             return
         if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
@@ -325,11 +377,11 @@ class Attention(FusibleLayer):
 
     def _output(self, mixed: Tensor) -> Tensor:
         if not self.shard.is_whole:
-            return reduced(self.shard, self.o_proj, mixed)
+            return reduced(self.shard, self.o_proj, mixed, self.adapted_last)
         weight = weight_of(self.o_proj)
-        if weight is not None:
-            return project_partial(mixed, weight)
-        out: Tensor = self.o_proj(mixed)
+        out: Tensor = self.o_proj(mixed) if weight is None else project_partial(mixed, weight)
+        if self.adapted_last is not None:
+            self.adapted_last.add(mixed, out)
         return out
 
 
@@ -375,3 +427,16 @@ class DecoderBlock(nn.Module):
         """
         x, inner = self.post_attention_layernorm.after_add(x, self.self_attn.branch(normed, kv, rotation))
         return next_norm.after_add(x, self.mlp.branch(inner))
+
+
+def adapt_layers(module: nn.Module, limits: AdapterLimits, prefix: str = "") -> AdapterBank:
+    """Make room for LoRA adapters in all attention and gated MLP layers of a module.
+
+    prefix: of the names that the module's layers have in an adapter. Called once the weights are loaded, fused and
+    quantized, and before anything is captured.
+    """
+    bank = AdapterBank(limits)
+    for path, layer in module.named_modules():
+        if isinstance(layer, FusibleLayer):
+            bank.layers[f"{prefix}{path}"] = layer.adapt(bank)
+    return bank

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Failed, Handle, Job, LoopStep, Pressure, StepResult
+from mstar_core.engine.base import NO_ADAPTER, Done, Failed, Handle, Job, LoopStep, Pressure, StepResult
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.sampling import SamplingParams
@@ -28,7 +28,9 @@ class FakeRunner(NodeRunner):
     seen: list[Job] = field(default_factory=list)
     _loops: dict[int, tuple[Job, deque[int], int]] = field(default_factory=dict)
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
+    def open(
+        self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = NO_ADAPTER
+    ) -> None:
         self.open_handles.add(handle)
 
     def submit(self, job: Job) -> None:

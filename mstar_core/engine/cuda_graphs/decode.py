@@ -15,10 +15,12 @@ import torch
 
 from mstar_core.engine.attention.staging import Staging
 from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.base import NO_ADAPTER
 from mstar_core.engine.cuda_graphs.cache import StaticStep, up_to
 from mstar_core.engine.cuda_graphs.kinds import decode_kind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN
 from mstar_core.engine.sampling.columns import columns, fields, states
+from mstar_core.engine.steps.adapters import adapter_fields, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
 from mstar_core.layers import rng
@@ -46,7 +48,8 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         slots = node.slots
         if adjusts:
             slots.counts()  # a capture must not allocate them
-        self._parameters = Staging({"slots": (torch.int64, count), **fields(count, adjusting=adjusts)}, node.device)
+        parameters = {"slots": (torch.int64, count), **fields(count, adjusting=adjusts)}
+        self._parameters = Staging({**adapter_fields(node.adapters, count), **parameters}, node.device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.pages, causal=True)
         beside = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
         if steps.values is not None:
@@ -78,7 +81,10 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._states = states(batch.sampling)
         slots = np.full(self._count, self._steps.node.slots.spare, dtype=np.int64)
         slots[: len(batch.slots)] = batch.slots
-        self._parameters.put({"slots": slots, **columns(batch.sampling, self._count, adjusting=self._adjusts)})
+        values = {"slots": slots, **columns(batch.sampling, self._count, adjusting=self._adjusts)}
+        if self._steps.node.adapters is not None:
+            values |= adapter_values(batch.adapters)
+        self._parameters.put(values)
         if self._steps.values is not None:
             self._random = self._steps.values.random_states(batch)
         self._batch = batch
@@ -91,7 +97,8 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         if loop_values is not None:
             ports = loop_values.inputs(slots, self.buffers.device) | {loop_values.ports.id_port: ids}
         self.buffers.reset()
-        outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
+        with applying(node.adapters, self._parameters.device):
+            outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
         drawn = self.draw(node.module.head(outputs["hidden"]))
         if loop_values is not None:
@@ -196,7 +203,9 @@ class DecodeSteps:
 
 def batch_part(batch: DecodeBatch, span: slice) -> DecodeBatch:
     """Return some sequences of a decode batch."""
-    return msgspec.structs.replace(batch, slots=batch.slots[span], sampling=batch.sampling[span])
+    rows = None if batch.adapters is None else batch.adapters[span]
+    adapters = None if rows is None or np.all(rows == NO_ADAPTER) else rows
+    return msgspec.structs.replace(batch, slots=batch.slots[span], sampling=batch.sampling[span], adapters=adapters)
 
 
 def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -> DecodePlan:

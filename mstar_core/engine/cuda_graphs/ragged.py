@@ -21,6 +21,7 @@ from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.kinds import MOST_ITERATIONS, POSITIONS, STEP_PORT, PortForm, StepKind
 from mstar_core.engine.sampling.columns import columns, states
 from mstar_core.engine.sampling.columns import fields as column_fields
+from mstar_core.engine.steps.adapters import adapter_fields, adapter_rows, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionShape
 from mstar_core.engine.steps.packed import host_positions, metadata_of
 from mstar_core.engine.transfers import gather, join, upload
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.sampling.sampler import Sampler
     from mstar_core.engine.steps.plan import PassPlan
     from mstar_core.layers.kv_view import KVModule
+    from mstar_core.layers.lora import AdapterBank
 
 DRAWN: Final = "$drawn"
 """Key of the drawn ids among the outputs of a captured step; the other keys are the module's ports."""
@@ -48,7 +50,8 @@ GREEDY: Final = SamplingParams()
 class CapturedNode:
     """Parts of one node that all its captured steps share.
 
-    pages: most pages of a sequence, of page_size tokens each. sampler: None without sampling.
+    pages: most pages of a sequence, of page_size tokens each. sampler: None without sampling. adapters: None in a
+    deployment without LoRA adapters; otherwise every step has their kernels.
     """
 
     module: KVModule
@@ -57,6 +60,7 @@ class CapturedNode:
     pages: int
     page_size: int
     sampler: Sampler | None = None
+    adapters: AdapterBank | None = None
 
     @property
     def draws(self) -> Sampler:
@@ -102,6 +106,7 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
             for form, count in inputs.items()
             if form.is_staged
         }
+        fields |= adapter_fields(node.adapters, size.tokens)
         if kind.samples:
             if kind.adjusts:
                 node.slots.counts()  # a capture must not allocate them
@@ -150,6 +155,8 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         metadata = metadata_of(passes, tables)
         if kind.samples:
             staged |= self._draws(passes, metadata.query_starts)
+        if self._node.adapters is not None and passes:
+            staged |= adapter_values(adapter_rows(None, passes))
         self.buffers.prepare(metadata, staged)
         for form in late:  # after the copy, which clears the other fields
             self._write(form, passes, metadata.tokens, len(metadata.page_rows))
@@ -199,7 +206,8 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
             if STEP_PORT in inputs and iteration and not self.later:
                 inputs[STEP_PORT] = inputs[STEP_PORT] + iteration
             view = AppendOnlyView(step.buffers.view) if self.kind.is_append_only else step.buffers.view
-            outputs.append(self._node.module(kv=view, **inputs))
+            with applying(self._node.adapters, step.buffers.device):
+                outputs.append(self._node.module(kv=view, **inputs))
             carried = {into: outputs[-1][port].to(self._inputs[into].dtype) for port, into in self.kind.carry}
         for step in steps:
             step.buffers.reset()

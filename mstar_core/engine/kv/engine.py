@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mstar_core.engine.base import Contention, Handle
+from mstar_core.engine.base import NO_ADAPTER, Contention, Handle
 from mstar_core.engine.cache.loop_values import LoopValues
 from mstar_core.engine.cache.memory import KVMemory
 from mstar_core.engine.cache.page_pool import PagePool
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
     from mstar_core.layers.kv_view import KVModule
+    from mstar_core.layers.lora import AdapterBank
     from mstar_core.parallel.collectives import TorchCollectives
 
 Faults = Callable[[Sequence[Handle]], None]
@@ -81,6 +82,7 @@ class KVCacheEngine(NodeRunner):
         known_ports = tuple(node_module(module).known_ports) if settings.loop is not None else ()
         self._known_ports = known_ports
         self._loop_ports = settings.loop
+        self._adapters = settings.adapters
         self._memory = _memory(spec, settings)
         self._runner = ModelRunner(
             spec,
@@ -137,9 +139,16 @@ class KVCacheEngine(NodeRunner):
 
     # -- the worker's calls, see NodeRunner --------------------------------------------------------------------------
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
+    @property
+    def adapters(self) -> AdapterBank | None:
+        """See NodeRunner."""
+        return self._adapters
+
+    def open(
+        self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = NO_ADAPTER
+    ) -> None:
         """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use."""
-        self._scheduler.open(handle, sampling, max_tokens, rows)
+        self._scheduler.open(handle, sampling, max_tokens, rows, NO_ADAPTER if self._adapters is None else adapter)
 
     def submit(self, job: Job) -> None:
         """See NodeRunner."""

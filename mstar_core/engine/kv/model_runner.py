@@ -32,6 +32,7 @@ from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps import updates
+from mstar_core.engine.steps.adapters import adapter_rows, uploading
 from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, PassOutput, StepLimits, StepOutput
 from mstar_core.engine.steps.packed import metadata_of
 from mstar_core.engine.steps.plan import StepPlan
@@ -66,7 +67,10 @@ LOGITS: Final = "logits"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forward:
-    """An uncaptured forward, packed and on the device. members: indices of its passes in the plan."""
+    """An uncaptured forward, packed and on the device.
+
+    members: indices of its passes in the plan. adapters: of each packed token, None without any.
+    """
 
     decode: DecodePlan | None
     start: int
@@ -76,6 +80,7 @@ class _Forward:
     ports: Ports
     positions: Tensor
     draws: Draws | None
+    adapters: np.ndarray | None
 
 
 @dataclass(slots=True)
@@ -149,6 +154,7 @@ class ModelRunner:
             pages=self._tables.shape[1],
             page_size=self._settings.page_size,
             sampler=self.sampler if draws else None,
+            adapters=self._settings.adapters,
         )
         budget = self._settings.token_budget
         return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, values=self._values)
@@ -405,6 +411,7 @@ class ModelRunner:
             ports=ports,
             positions=packed_positions(decode, passes, device),
             draws=packed_draws(decode, passes),
+            adapters=adapter_rows(decode.batch if decode is not None else None, passes),
         )
 
     def _decode_ports(self, decode: DecodePlan, ids: Tensor) -> Ports:
@@ -428,7 +435,8 @@ class ModelRunner:
         """Run a packed forward, draw, and report. Nothing is reported unless all of it succeeds."""
         decode, passes = forward.decode, forward.passes
         view = self._attention.plan(forward.metadata)
-        outputs: dict[str, Tensor] = self._module(kv=view, positions=forward.positions, **forward.ports)
+        with uploading(self._settings.adapters, forward.adapters, self._slots.device):
+            outputs: dict[str, Tensor] = self._module(kv=view, positions=forward.positions, **forward.ports)
         if any(LOGITS in planned.wants for planned in passes) and LOGITS not in outputs:
             outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
         shares = self._shares(forward, outputs) if passes else []

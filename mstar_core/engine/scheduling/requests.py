@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mstar_core.engine.base import Contention, Failed, StepResult
+from mstar_core.engine.base import NO_ADAPTER, Contention, Failed, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.scheduling.step import Decoding
 from mstar_core.engine.steps.plan import DecodeBatch
@@ -213,6 +213,7 @@ class Requests:
         slots = np.array([branch.slot for branch in sequences], dtype=np.int64)
         loops = [branch.job.loop for branch in sequences if branch.job is not None and branch.job.loop is not None]
         sampling = tuple(self.memory.slots.sampling[slot] for slot in slots)
+        adapters = np.array([branch.request.adapter for branch in sequences], dtype=np.int64)
         batch = DecodeBatch(
             version=self.decode_version,
             slots=slots,
@@ -220,6 +221,7 @@ class Requests:
             adjusts=any(each.adjusts for each in sampling),
             reports=frozenset[str]().union(*(loop.emit for loop in loops)),
             to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
+            adapters=adapters if np.any(adapters != NO_ADAPTER) else None,
         )
         return Decoding(sequences, self.memory.slots.key[slots], batch)
 

@@ -101,6 +101,7 @@ class PassScheduler:
             sampling=slots.sampling[slot] if one.samples else None,
             drawn=int(slots.drawn[slot]),
             loop=_loop_plan(one),
+            adapter=branch.request.adapter,
         )
 
     def _look_ahead(self, passes: Sequence[ScheduledPass]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Contention, Failed, Pressure, StepResult
+from mstar_core.engine.base import NO_ADAPTER, Contention, Failed, Pressure, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.scheduling.admission import Admission
 from mstar_core.engine.scheduling.candidates import Candidates
@@ -83,7 +83,14 @@ class Scheduler:
 
     # -- requests and jobs -------------------------------------------------------------------------------------------
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, candidates: int = 1) -> None:
+    def open(
+        self,
+        handle: Handle,
+        sampling: SamplingParams,
+        max_tokens: int,
+        candidates: int = 1,
+        adapter: int = NO_ADAPTER,
+    ) -> None:
         """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use."""
         requests, pool, tables = self._requests, self._memory.pool, self._memory.tables
         if handle in requests.requests:
@@ -104,7 +111,7 @@ class Scheduler:
                 allowed=min(limit, pool.total * pool.page_size),
             )
         self._opened += 1
-        request = requests.requests[handle] = KVRequest(handle, self._opened, sampling)
+        request = requests.requests[handle] = KVRequest(handle, self._opened, sampling, adapter=adapter)
         for name in self._branch_names:
             request.branches[name] = Branch(request, name, ContentChain(pool.page_size))
 

@@ -238,7 +238,7 @@ class KVRequest:
     """A request at this node. order: its age, small is old. last_values: last value of each carried port.
 
     slots: all slots it holds; spare: those that no candidate uses; claimed: slots for candidates that it keeps for as
-    long as it lives.
+    long as it lives. adapter: row of its LoRA adapter, -1 without one.
     """
 
     handle: Handle
@@ -250,6 +250,7 @@ class KVRequest:
     spare: list[int] = field(default_factory=list)
     claimed: int = 0
     is_failed: bool = False
+    adapter: int = -1
 
     def sequences(self) -> Iterator[Branch]:
         """Yield every cache of the request: each branch, then its candidates."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Failed, Handle, Pressure, StepResult
+from mstar_core.engine.base import NO_ADAPTER, Done, Failed, Handle, Pressure, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.jobs import CandidateInputs, accepts, declares
 from mstar_core.engine.loop import EngineLoop, starting_values
@@ -136,7 +136,9 @@ class StatelessEngine(NodeRunner):
         self._submitted = 0
         self._collected = 0.0
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
+    def open(
+        self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = NO_ADAPTER
+    ) -> None:
         """See NodeRunner. Raises EngineError for a handle in use."""
         if handle in self._requests:
             raise EngineError(f"handle {handle} is already open at node {self.name}", node=self.name)

@@ -25,7 +25,8 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     version: grows with each change; a runner keeps what it has uploaded for a version. slots: int64 [n]. sampling: of
     each sequence; adjusts: whether one of them adjusts logits. reports: ports other than the id that the loops emit;
-    to_host: those copied to the host.
+    to_host: those copied to the host. adapters: int64 [n], rows of LoRA adapters, -1 for a sequence without one; None
+    if no sequence has one.
     """
 
     version: int
@@ -34,6 +35,7 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     adjusts: bool = False
     reports: frozenset[str] = frozenset()
     to_host: frozenset[str] = frozenset()
+    adapters: np.ndarray | None = None
 
 
 class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -81,7 +83,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     several. position: of the first token; given: positions from a port instead, tokens on the last axis.
     is_ids: the pass consists of ids alone, which stay on the host until its step. is_replay: recomputes a cache.
     wants: ports whose values are returned. sampling: how an id is drawn from the last token, None: none is drawn;
-    drawn: ids drawn before. loop: None outside loops.
+    drawn: ids drawn before. loop: None outside loops. adapter: row of its LoRA adapter, -1 without one.
     """
 
     slot: int
@@ -101,6 +103,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     sampling: SamplingParams | None = None
     drawn: int = 0
     loop: LoopPlan | None = None
+    adapter: int = -1
 
     @property
     def adjusts(self) -> bool:
