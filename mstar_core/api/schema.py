@@ -550,19 +550,29 @@ class ImageRequest(msgspec.Struct, kw_only=True):
 
 
 class ImageTokens(msgspec.Struct, kw_only=True):
-    """Tokens of the prompt by kind."""
+    """Tokens of a prompt or of an answer by kind."""
 
     image_tokens: int
     text_tokens: int
 
 
 class ImageUsage(msgspec.Struct, kw_only=True):
-    """Usage of one image of a stream. output_tokens: those of a thought."""
+    """Usage of images. output_tokens: those of a thought; the steps of an image are not tokens."""
 
     input_tokens: int
     input_tokens_details: ImageTokens
     output_tokens: int
+    output_tokens_details: ImageTokens
     total_tokens: int
+
+
+class ImagesUsage(Usage, kw_only=True):
+    """Usage of all images of an answer, by the names of chat and by those of OpenAI's image routes."""
+
+    input_tokens: int
+    input_tokens_details: ImageTokens
+    output_tokens: int
+    output_tokens_details: ImageTokens
 
 
 class ImageEvent(msgspec.Struct, kw_only=True):
@@ -596,5 +606,5 @@ class Images(msgspec.Struct, kw_only=True):
 
     created: int
     data: list[MadeImage]
-    usage: Usage
+    usage: ImagesUsage
     output_format: str

@@ -232,6 +232,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, ConfigKey("Port to listen on.", ge=1, le=65535)] = 8000
     bind_when_ready: Annotated[bool, ConfigKey("Listen only once the model is ready.")] = False
     console: Annotated[bool, ConfigKey("Serve the web page at `/`.")] = True
+    aliases: Annotated[
+        tuple[str, ...],
+        ConfigKey("More names that requests may give the model; `*` is any name.", default_text="null", nullable=True),
+    ] = ()
     strict_model: Annotated[bool, ConfigKey("Refuse requests that name another model.", is_live=True)] = False
     api_key_file: Annotated[str | None, ConfigKey("File with the API keys, one per line.", is_reread=True)] = None
     metrics_key_file: Annotated[

@@ -189,6 +189,11 @@ class UpOptions:
     no_console: Annotated[
         bool, typer.Option("--no-console", help="do not serve the web page at /"), Sets("api.console", _switched_off)
     ] = False
+    aliases: Annotated[
+        list[str] | None,
+        typer.Option("--alias", metavar="NAME", help="one more name for the model in requests, * for any; repeatable"),
+        Sets("api.aliases"),
+    ] = None
     strict_model: Annotated[
         bool,
         typer.Option("--strict-model", help="refuse requests that name another model"),

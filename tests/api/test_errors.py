@@ -188,6 +188,17 @@ async def test_another_models_name_is_refused_only_when_strict(started: Started)
             assert (await api.client.post("/generate", data={**GOOD, "model": name})).status_code == 200
 
 
+async def test_a_model_has_the_names_of_its_deployment_too(started: Started) -> None:
+    async with started(speak(1), strict_model=True, aliases=("voice-1",)) as api:
+        assert (await api.client.post("/generate", data={**GOOD, "model": "voice-1"})).status_code == 200
+        assert (await api.client.get("/v1/models/voice-1")).json()["aliases"][0] == "voice-1"
+        assert (await api.client.get("/v1/models/voice-2")).status_code == 404
+    async with started(speak(1), strict_model=True, aliases=("*",)) as api:
+        assert (await api.client.post("/generate", data={**GOOD, "model": "whatever"})).status_code == 200
+        card = (await api.client.get("/v1/models/whatever")).json()
+        assert card["id"] == "fake" and "*" not in card["aliases"]
+
+
 async def test_unknown_parameters_may_be_a_warning(started: Started) -> None:
     async with started(speak(1), unknown_params="warn") as api:
         answer = await api.client.post("/generate", data={**GOOD, "colour": "red"})

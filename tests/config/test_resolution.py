@@ -149,6 +149,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.metrics_key_file": "metrics-keys",
         "api.tls_cert": "cert.pem",
         "api.tls_key": "key.pem",
+        "api.aliases": ["other"],
         "api.cors_origins": ["https://example.org"],
         "api.remote_media": ["example.org"],
         "transport.protocol": "TCP",

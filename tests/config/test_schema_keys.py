@@ -77,6 +77,7 @@ ACTS: Final[dict[str, str]] = {
     "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",
     "api.bind_when_ready": "tests/api/test_errors.py::test_the_port_may_open_only_when_the_deployment_is_ready",
     "api.console": "tests/web/test_routes.py::test_without_the_console_there_is_no_page",
+    "api.aliases": "tests/api/test_errors.py::test_a_model_has_the_names_of_its_deployment_too",
     "api.strict_model": "tests/api/test_errors.py::test_another_models_name_is_refused_only_when_strict",
     "api.api_key_file": "tests/host/test_api_keys.py::test_a_reload_replaces_the_keys_of_the_files",
     "api.metrics_key_file": "tests/api/test_app_reload.py::test_a_metrics_key_opens_the_metrics_alone",

@@ -10,7 +10,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.api_metrics import CONTENT_TYPE
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
-from mstar_core.api.routes.fields import model_names
+from mstar_core.api.routes.fields import is_named, model_names
 from mstar_core.api.routes.speech import speech_kind
 from mstar_core.api.service import NO_RESUME
 from mstar_core.errors import NotFound, did_you_mean
@@ -27,11 +27,9 @@ async def models(exchange: Exchange) -> HTTPResponse:
 async def model(exchange: Exchange) -> HTTPResponse:
     """Return the model by any of its names."""
     name = exchange.path_name
-    names = model_names(exchange)
-    if name not in names:
-        raise NotFound(
-            f"the model {name[:80]!r} does not exist", hint=did_you_mean(name, names), code="model_not_found"
-        )
+    if not is_named(exchange, name):
+        hint = did_you_mean(name, model_names(exchange))
+        raise NotFound(f"the model {name[:80]!r} does not exist", hint=hint, code="model_not_found")
     return exchange.json(_card(exchange))
 
 

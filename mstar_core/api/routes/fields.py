@@ -135,11 +135,22 @@ def _struct(kind: type[msgspec.Struct]) -> inspect.StructType:
     return info
 
 
+ANY_NAME: Final = "*"
+"""Alias of a deployment that answers to every model name."""
+
+
 def model_names(exchange: Exchange) -> list[str]:
-    """Return all names of the served model."""
+    """Return all names of the served model, without `ANY_NAME`."""
     service = exchange.service
     weights = [ref.repo for ref in service.model.weights.values()]
-    return list(dict.fromkeys([service.deployment.name, service.model.name, *service.model.aliases, *weights]))
+    own = [service.deployment.name, *service.deployment.api.aliases]
+    names = dict.fromkeys([*own, service.model.name, *service.model.aliases, *weights])
+    return [name for name in names if name != ANY_NAME]
+
+
+def is_named(exchange: Exchange, name: str) -> bool:
+    """Return whether the served model has this name."""
+    return ANY_NAME in exchange.service.deployment.api.aliases or name in model_names(exchange)
 
 
 def check_name(exchange: Exchange, requested: object) -> None:
@@ -149,11 +160,10 @@ def check_name(exchange: Exchange, requested: object) -> None:
         return
     if not isinstance(requested, str):
         raise RequestError("model must be a string", field="model")
-    names = model_names(exchange)
-    if service.deployment.api.strict_model and requested not in names:
+    if service.deployment.api.strict_model and not is_named(exchange, requested):
         raise NotFound(
             f"the model {requested[:80]!r} does not exist",
-            hint=did_you_mean(requested, names),
+            hint=did_you_mean(requested, model_names(exchange)),
             code="model_not_found",
             field="model",
         )

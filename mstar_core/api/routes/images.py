@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from mstar_core.api.routes.fields import (
     read_body,
     read_multipart,
 )
-from mstar_core.api.schema import ImageEvent, ImageRequest, Images, ImageTokens, ImageUsage, MadeImage, Usage
+from mstar_core.api.schema import ImageEvent, ImageRequest, Images, ImagesUsage, ImageUsage, MadeImage
 from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
@@ -65,7 +65,7 @@ async def _generate(
                 chunks[piece.index] += piece.chunks
         images = [await _image(exchange, body, group, index, parts) for index, parts in enumerate(chunks)]
         exchange.warn(group.warnings)
-        usage = msgspec.convert(group.usage, Usage)
+        usage = msgspec.convert({**group.usage, **_usage(group.usage)}, ImagesUsage)
         answer = Images(created=int(exchange.created), data=images, usage=usage, output_format=body.output_format)
         return exchange.json(answer)
 
@@ -179,18 +179,23 @@ async def _completed(
     if image is None or piece.done is None:
         raise EngineError("the model returned no image")
     told = await _event(exchange, body, kind, piece.index, image)
-    used, thought = piece.done.usage, "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
-    details = used.get("prompt_tokens_details", {})
-    images = int(details.get("image_tokens", 0))
-    told.usage = ImageUsage(
-        input_tokens=used["prompt_tokens"],
-        output_tokens=used["completion_tokens"],
-        total_tokens=used["total_tokens"],
-        input_tokens_details=ImageTokens(image_tokens=images, text_tokens=used["prompt_tokens"] - images),
-    )
+    thought = "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
+    told.usage = msgspec.convert(_usage(piece.done.usage), ImageUsage)
     told.seed = group.calls[piece.index].seed
     told.revised_prompt = thought or UNSET
     return told
+
+
+def _usage(used: Mapping[str, Any]) -> dict[str, Any]:
+    """Return usage by the names of OpenAI's image routes."""
+    images = int(used.get("prompt_tokens_details", {}).get("image_tokens", 0))
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": {"image_tokens": images, "text_tokens": used["prompt_tokens"] - images},
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": {"image_tokens": 0, "text_tokens": used["completion_tokens"]},
+        "total_tokens": used["total_tokens"],
+    }
 
 
 async def _event(exchange: Exchange, body: ImageRequest, kind: str, index: int, chunk: EncodedChunk) -> ImageEvent:

@@ -219,7 +219,8 @@ def test_generations_have_size_count_and_seeds(client: openai.OpenAI) -> None:
     alone = client.images.generate(model="bagel", prompt="a boat", size="64x32", extra_body=extra)  # type: ignore[call-overload]
     assert is_same(b64(alone.data[0]), images[1])
     assert output.usage is not None and output.usage.total_tokens > 0
-    assert output.usage.completion_tokens == 0  # type: ignore[attr-defined]  # steps of an image are not tokens
+    assert output.usage.output_tokens == 0  # steps of an image are not tokens
+    assert output.usage.input_tokens == output.usage.input_tokens_details.text_tokens > 0
 
 
 def test_a_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI, golden: Any) -> None:
@@ -234,6 +235,7 @@ def test_a_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI,
     images = [b64(each) for each in told]
     assert is_same(images[2], b64(whole.data[0])) and not is_same(images[0], images[2])
     assert told[2].usage.total_tokens == whole.usage.total_tokens
+    assert told[2].usage.input_tokens == whole.usage.input_tokens > 0
     (only,) = client.images.generate(**asked, stream=True, extra_body=extra)
     assert only.type == "image_generation.completed" and is_same(b64(only), images[2])
     file = ("a.png", golden.png(golden.images[0]))
