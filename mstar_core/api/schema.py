@@ -7,7 +7,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from mstar_core.plugin.chat.format import Effort
+
 ModelName = Annotated[str, Meta(description="any name of the served model")] | None
+FinishReason = Literal["stop", "length", "tool_calls"]
 RequestId = Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None
 
 
@@ -137,6 +140,8 @@ class UnresumableCard(msgspec.Struct, kw_only=True):
 class ModelCard(msgspec.Struct, kw_only=True):
     """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud.
 
+    capabilities: what its text offers beyond plain answers.
+
     robot: sizes of a robot's requests.
     example, example_params: a text and parameters that a miniature was trained for. world: name of the simulated world
     that it was trained in. max_frames: most frames of a clip, for a model that uses every frame. unresumable: requests
@@ -150,6 +155,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     input_modalities: list[str]
     output_modalities: list[str]
     endpoints: list[str]
+    capabilities: list[str]
     max_model_len: int
     parameters: dict[str, Any]
     object: Literal["model"] = "model"
@@ -316,11 +322,62 @@ class InputAudioPart(msgspec.Struct, kw_only=True, tag_field="type", tag="input_
 ContentPart = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """Message of a chat. The order of the parts is kept."""
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """Function of a call. arguments: JSON text of an object."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: str
+    arguments: str = ""
+
+
+class ChatToolCall(msgspec.Struct, kw_only=True):
+    """Call of a function that an answer made."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """Message of a chat. The order of the parts is kept.
+
+    tool_calls, reasoning_content: calls and thinking of an earlier answer. tool_call_id: of the call that a message of
+    the role `tool` answers.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatFunction(msgspec.Struct, kw_only=True):
+    """Function that the answer may call."""
+
+    name: Annotated[str, Meta(description="1 to 64 of the characters a-z, A-Z, 0-9, _ and -")]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="JSON schema of an object")] | None = None
+    strict: Annotated[bool, Meta(description="the arguments obey the schema")] | None = None
+
+
+class ChatTool(msgspec.Struct, kw_only=True):
+    """Tool that the answer may call."""
+
+    function: ChatFunction
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    """Name of a function."""
+
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, kw_only=True):
+    """Choice of one tool."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
 
 
 class AudioOptions(msgspec.Struct, kw_only=True):
@@ -360,6 +417,18 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, description="number of answers; answer i uses seed + i")] = 1
     modalities: Annotated[list[str], Meta(description="output modalities; default: text")] | None = None
     audio: Annotated[AudioOptions, Meta(description="options of audio output")] | None = None
+    tools: Annotated[list[ChatTool], Meta(description="functions that the answer may call")] | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | NamedToolChoice,
+            Meta(description="default: auto; `required` and a named tool are held by a grammar"),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: Annotated[bool, Meta(description="the answer may make several calls")] = True
+    reasoning_effort: Annotated[Effort, Meta(description="amount of thinking; default: that of the model")] | None = (
+        None
+    )
     request_id: RequestId = None
 
 
@@ -381,10 +450,12 @@ class AnswerPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
-    """Answer. content is a list of parts if it contains images."""
+    """Answer. content is a list of parts if it contains images, and null if it is empty beside calls."""
 
     role: Literal["assistant"] = "assistant"
     content: str | list[AnswerPart] | None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
     audio: AnswerAudio | UnsetType = UNSET
     refusal: None = None
 
@@ -394,7 +465,7 @@ class Choice(msgspec.Struct, kw_only=True):
 
     index: int
     message: AnswerMessage
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     logprobs: None = None
 
 
@@ -410,11 +481,29 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Name of a called function, and text of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """New text of a call. Only its first delta has id, type and name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """New content. An image is sent as one data URL in `content`, in a delta of its own."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     audio: AnswerAudio | UnsetType = UNSET
 
 
@@ -423,7 +512,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 
     index: int
     delta: Delta
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
     logprobs: None = None
 
 

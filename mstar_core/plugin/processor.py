@@ -65,8 +65,12 @@ class PromptRequest:
 
     @property
     def size_bytes(self) -> int:
-        """Return the approximate size: media, observation and text."""
-        return sum(len(part.data) for part in self.media) + len(self.observation or b"") + len(self.text or "")
+        """Return the approximate size: media, observation, texts, and what a template writes beside them."""
+        beside = (*self.tools, *(call for turn in self.turns for call in turn.calls))
+        texts = (
+            len(self.text or "") + sum(len(turn.reasoning) for turn in self.turns) + sum(map(len, map(repr, beside)))
+        )
+        return sum(len(part.data) for part in self.media) + len(self.observation or b"") + texts
 
     def text_at(self, index: int) -> str:
         """Return the text of the pair `("text", index)` of `order`."""

@@ -255,7 +255,7 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": []}, 400, "invalid_value", "messages"),
     ({"messages": "hi"}, 400, "invalid_value", "messages"),
     ({"messages": [{"content": "x"}]}, 400, "missing_field", "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_value", "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, 400, "invalid_value", "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_value", "messages[0].content"),
     ({"messages": [{"role": "user"}]}, 400, "missing_field", "messages"),
     (user({"type": "smell", "smell": "x"}), 400, "invalid_value", "messages[0].content[0].type"),
@@ -282,7 +282,7 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({**HI, "modalities": ["video"]}, 400, "unknown_modality", "modalities"),
     ({**HI, "audio": {"voice": "nobody"}}, 400, "invalid_value", "voice"),
     ({**HI, "audio": {"format": "aac"}}, 400, "unsupported_parameter", "audio.format"),
-    ({**HI, "tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+    ({**HI, "tools": [{"type": "function", "function": {"name": "add"}}]}, 400, "unsupported_parameter", "tools"),
     ({**HI, "logprobs": True}, 400, "unsupported_parameter", "logprobs"),
     ({**HI, "response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
     ({**HI, "presence_penalty": 0.5}, 400, "unsupported_parameter", "presence_penalty"),
@@ -300,12 +300,12 @@ async def test_bad_bodies_name_their_field() -> None:
             answer = await api.client.post(PATH, json=body)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (status, code, param), (body, error)
-        assert "assistant, developer, system, user" in (await role_error(api))
+        assert "assistant, developer, system, tool, user" in (await role_error(api))
         await api.clean()
 
 
 async def role_error(api: Api) -> str:
-    answer = await api.client.post(PATH, json={"messages": [{"role": "tool", "content": "x"}]})
+    answer = await api.client.post(PATH, json={"messages": [{"role": "function", "content": "x"}]})
     return str(answer.json()["error"]["message"])
 
 

@@ -24,6 +24,7 @@ from mstar_core.plugin import (
     Video,
     param,
 )
+from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import VideoFile, encode_image, read_image, read_sound
 from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 from mstar_core.plugin.program import ProgramGenerator
@@ -95,6 +96,13 @@ def _segment(modality: str) -> SegmentInputs:
     return SegmentInputs(kind=modality, arrays={}, length=3)
 
 
+def offers(request: PromptRequest) -> str:
+    """Return what stands before the turns: the tools with the mode of their choice, and the template's variables."""
+    tools = " ".join([*(tool.name for tool in request.tools), request.tool_choice.mode])
+    variables = "".join(f"[{name} {value}]" for name, value in request.template.items())
+    return (f"[tools {tools}]" if request.tools else "") + variables
+
+
 class Processor:
     """One id per byte of the formatted prompt; media become words with their size."""
 
@@ -104,7 +112,7 @@ class Processor:
     def process_prompt(self, request: PromptRequest) -> Inputs:
         turns = request.turns
         if turns:
-            laid = "".join(f"<{turn.role}>{self._words(request, turn.order)}" for turn in turns) + "<assistant>"
+            laid = offers(request) + "".join(self._turn(request, turn) for turn in turns) + "<assistant>"
         else:
             laid = self._words(request, request.order)
         ids = np.frombuffer(laid.encode(), dtype=np.uint8).astype(np.int64)
@@ -119,6 +127,12 @@ class Processor:
 
     def detokenizer(self) -> Utf8:
         return Utf8()
+
+    def _turn(self, request: PromptRequest, turn: Turn) -> str:
+        thought = f"({turn.reasoning})" if turn.reasoning else ""
+        answered = f"[{turn.name} {turn.call_id}]" if turn.role == "tool" else ""
+        calls = "".join(f"[{call.name} {call.id} {call.arguments}]" for call in turn.calls)
+        return f"<{turn.role}>{thought}{answered}{self._words(request, turn.order)}{calls}"
 
     def _words(self, request: PromptRequest, order: Any) -> str:
         return "".join(self._word(request, modality, index) for modality, index in order)

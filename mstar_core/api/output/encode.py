@@ -168,11 +168,15 @@ Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedChunk:
-    """Encoded part of an output. metadata: depends on the modality, see docs/http-api.md."""
+    """Encoded part of an output. metadata: depends on the modality, see docs/http-api.md.
+
+    tokens: ids of text since the last chunk of text, those that complete no character included.
+    """
 
     modality: str
     data: bytes
     metadata: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 0
 
 
 def _steps(item: OutputItem) -> int:
@@ -201,6 +205,7 @@ class OutputEncoder:
     ) -> None:
         self.samples = 0
         self.text_tokens = 0
+        self._unsent_tokens = 0
         self.images = 0
         self.action_steps = 0
         self.frames = 0
@@ -270,7 +275,7 @@ class OutputEncoder:
         rest = self._detokenizer.flush() if self._detokenizer is not None else ""
         if self._stops is not None:
             rest = self._stops.push(rest) + self._stops.flush()
-        return [EncodedChunk(modality="text", data=rest.encode())] if rest else []
+        return self._texts([rest], tokens=0)
 
     async def _packed(self, item: OutputItem) -> EncodedChunk:
         most = AT_ONCE_BYTES if self._numbers.changes(item) else COPIED_BYTES
@@ -301,8 +306,7 @@ class OutputEncoder:
         self.text_tokens += len(ids)
         if self._detokenizer is None:
             return [EncodedChunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
-        pieces = [self._detokenizer.push([value]) for value in ids]
-        return [EncodedChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+        return self._texts([self._detokenizer.push([value]) for value in ids])
 
     def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[EncodedChunk]:
         # One id at a time: only tokens up to the one that completes the stop string are counted.
@@ -312,7 +316,17 @@ class OutputEncoder:
                 break
             self.text_tokens += 1
             pieces.append(stops.push(detokenizer.push([value])))
-        return [EncodedChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+        return self._texts(pieces)
+
+    def _texts(self, pieces: Sequence[str], *, tokens: int = 1) -> list[EncodedChunk]:
+        """Return the chunks of pieces of text. tokens: ids of each piece."""
+        chunks = []
+        for piece in pieces:
+            self._unsent_tokens += tokens
+            if piece:
+                chunks.append(EncodedChunk(modality="text", data=piece.encode(), tokens=self._unsent_tokens))
+                self._unsent_tokens = 0
+        return chunks
 
     def _note(self, modality: str, now: float) -> None:
         before = self._last.get(modality)

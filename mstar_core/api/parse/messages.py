@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.parse.media import ByteAllowance, Fetcher, part_of_base64, part_of_url
 from mstar_core.api.parse.params import check_images
+from mstar_core.api.parse.tool_turns import CallOrder, texts_of
 from mstar_core.api.schema import (
     AudioUrlPart,
     ChatMessage,
@@ -26,7 +27,13 @@ from mstar_core.plugin.chat.turns import Role, Turn
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
 
-ROLES: Final[dict[str, Role]] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: Final[dict[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +61,12 @@ class Conversation:
         return [piece for turn in self.turns for piece in turn.order]
 
     @property
+    def size_bytes(self) -> int:
+        """Return the size of all texts, those of calls and of thinking included."""
+        hidden = (text for turn in self.turns for text in (turn.reasoning, *texts_of(turn.calls)))
+        return sum(len(text.encode()) for text in (*self.texts, *hidden))
+
+    @property
     def text(self) -> str | None:
         """Return all texts joined, for models that read one text."""
         return "\n\n".join(self.texts) if self.texts else None
@@ -68,7 +81,7 @@ async def read_messages(
         raise RequestError(
             "the request has no input", hint="send a message with content", field="messages", code="missing_field"
         )
-    if sum(len(text.encode()) for text in conversation.texts) > limits.max_text_bytes:
+    if conversation.size_bytes > limits.max_text_bytes:
         raise TooLarge(
             f"the messages have more than {limits.max_text_bytes} bytes of text",
             field="messages",
@@ -91,15 +104,29 @@ def collected(messages: Sequence[ChatMessage], spec: ModelSpec) -> Conversation:
     """Parse messages without fetching media. Raises RequestError, UnsupportedType."""
     conversation = Conversation()
     counts: dict[str, int] = {}
+    calls = CallOrder(spec)
     for number, message in enumerate(messages):
+        turn = _turn(message, f"messages[{number}]", calls, spec)
         order: list[tuple[str, int]] = []
         for place, part in _parts(message, f"messages[{number}].content"):
             modality = _add(conversation, part, place, spec)
             if modality is not None:
                 order.append((modality, counts.get(modality, 0)))
                 counts[modality] = counts.get(modality, 0) + 1
-        conversation.turns.append(Turn(role=ROLES[message.role], order=tuple(order)))
+        conversation.turns.append(replace(turn, order=tuple(order)))
+    calls.end()
     return conversation
+
+
+def _turn(message: ChatMessage, place: str, calls: CallOrder, spec: ModelSpec) -> Turn:
+    """Return a turn without its parts."""
+    if message.role == "tool":
+        call_id, name = calls.result(message, place)
+        return Turn(role="tool", call_id=call_id, name=name)
+    made = calls.calls(message, place)
+    # A model that does not think may go on with a conversation of one that does.
+    thought = message.reasoning_content if message.role == "assistant" and spec.chat.reasoning is not None else None
+    return Turn(role=ROLES[message.role], reasoning=thought or "", calls=made)
 
 
 def _parts(message: ChatMessage, place: str) -> list[tuple[str, ContentPart]]:

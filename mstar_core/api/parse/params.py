@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.parse.tools import ChatOptions
 from mstar_core.api.requests.registry import check_seed, seed_of
 from mstar_core.errors import RequestError, did_you_mean
 from mstar_core.graph.declare.sampling import ADJUSTING, BIAS, check_biased
@@ -57,8 +58,8 @@ class ControlLoop:
 class ParsedRequest:
     """A validated request. params: the model's dataclass. order: segments as (modality, index).
 
-    texts, turns: chat only. observation: a robot message, in place of text and media. stops: stop strings. group: the
-    client's id if this is one item of several. loop: the client's control loop, None if it names none.
+    texts, turns, chat: chat only. observation: a robot message, in place of text and media. stops: stop strings.
+    group: the client's id if this is one item of several. loop: the client's control loop, None if it names none.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class ParsedRequest:
     text: str | None
     texts: Sequence[str] = ()
     turns: Sequence[Turn] = ()
+    chat: ChatOptions = field(default_factory=ChatOptions)
     stops: tuple[str, ...] = ()
     group: str = ""
     media: Sequence[MediaPart] = ()
@@ -192,6 +194,7 @@ def mapped_fields(spec: ModelSpec, route: str) -> dict[str, str]:
 NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "reasoning_effort": ("none",),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "logprobs": (False,),

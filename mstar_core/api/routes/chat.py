@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from sanic.response import HTTPResponse
@@ -11,12 +12,16 @@ from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
 from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.parse.capabilities import check_capability
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, check_outputs
+from mstar_core.api.parse.tools import ChatOptions, SentTool, read_effort, read_tools
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
 from mstar_core.api.routes.fields import check_count, check_name, openai_parsed, read_body, voice_of
-from mstar_core.api.schema import ChatRequest
+from mstar_core.api.schema import ChatRequest, NamedToolChoice
+from mstar_core.api.text.answers import AnswerReader, answer_readers
 from mstar_core.errors import RequestError, TimedOut
+from mstar_core.plugin.chat.turns import ToolChoice
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.sound_files import AudioFormat
 
@@ -34,11 +39,12 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
         request_id=exchange.request_id, created=int(exchange.created), model=service.deployment.name, seed=call.seed
     )
     exchange.keep_events(EVENTS if body.stream else None)
+    readers = answer_readers(exchange, call, count)
     async with open_group(exchange, call, count) as group:
         if not body.stream:
-            return await _whole(exchange, group, frame, form)
+            return await _whole(exchange, group, frame, form, readers)
         is_counted = body.stream_options is not None and body.stream_options.include_usage
-        await _stream(exchange, group, ChatEvents(frame, is_counted=is_counted))
+        await _stream(exchange, group, ChatEvents(frame, readers, is_counted=is_counted))
     return None
 
 
@@ -47,6 +53,7 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
     spec = service.model
     check_name(exchange, body.model)
     outputs = _outputs(spec, body)
+    options = _options(spec, body, outputs, exchange.limits.max_text_bytes)
     voice = voice_of(spec, body.audio.voice, "audio.voice") if body.audio is not None else None
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     try:
@@ -62,6 +69,7 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
         text=read.text,
         texts=tuple(read.texts),
         turns=tuple(read.turns),
+        chat=options,
         media=read.media,
         order=read.order,
         outputs=outputs,
@@ -72,6 +80,31 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
         warnings=params.warnings,
         stops=params.stops,
     )
+
+
+def _options(spec: ModelSpec, body: ChatRequest, outputs: Sequence[str], max_bytes: int) -> ChatOptions:
+    """Return the tools, the choice among them and the thinking of a request. Raises RequestError, TooLarge."""
+    sent = [
+        SentTool(
+            place=f"tools[{number}].function",
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            strict=tool.function.strict,
+        )
+        for number, tool in enumerate(body.tools or ())
+    ]
+    parallel = body.parallel_tool_calls
+    match body.tool_choice:
+        case NamedToolChoice(function=function):
+            choice = ToolChoice(mode="named", name=function.name, parallel=parallel)
+        case mode:
+            choice = ToolChoice(mode=mode or "auto", parallel=parallel)
+    tools = read_tools(spec, sent, choice, outputs, max_bytes)
+    if choice.mode in ("required", "named"):
+        check_capability(spec, "structured_outputs", "tool_choice")
+    template, begins_open = read_effort(spec, body.reasoning_effort, "reasoning_effort")
+    return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open)
 
 
 def _outputs(spec: ModelSpec, body: ChatRequest) -> tuple[str, ...]:
@@ -94,11 +127,13 @@ def _format(body: ChatRequest) -> AudioFormat:
     return audio_format(name or (STREAMED if body.stream else "wav"), "audio.format", CHAT_FORMATS)
 
 
-async def _whole(exchange: Exchange, group: Group, frame: ChatFrame, form: AudioFormat) -> HTTPResponse:
-    answers = [ChatAnswer() for _ in group.calls]
+async def _whole(
+    exchange: Exchange, group: Group, frame: ChatFrame, form: AudioFormat, readers: Sequence[AnswerReader]
+) -> HTTPResponse:
+    answers = [ChatAnswer(reader) for reader in readers]
     async for piece in group.pieces():
         if piece is not None:
-            answers[piece.index].parts += piece.chunks
+            answers[piece.index].add(piece)
     exchange.warn(group.warnings)
     return exchange.json(await whole_chat(frame, group, answers, form))
 

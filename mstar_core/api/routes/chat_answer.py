@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,17 +17,22 @@ from mstar_core.api.schema import (
     AnswerAudio,
     AnswerMessage,
     AnswerPart,
+    CalledFunction,
     ChatChunk,
     ChatCompletion,
+    ChatToolCall,
     Choice,
     ChunkChoice,
     Delta,
+    FinishReason,
+    FunctionDelta,
     MediaUrl,
+    ToolCallDelta,
     Usage,
 )
+from mstar_core.api.text.answers import AnswerReader
+from mstar_core.plugin.chat.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
 from mstar_core.sound_files import AudioFormat, encode_whole
-
-Reason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +57,68 @@ class ChatFrame:
         return f"audio-{self.request_id}-{index}"
 
 
-@dataclass(slots=True)
 class ChatAnswer:
-    """Collected chunks of one choice."""
+    """Collected parts of one choice."""
 
-    parts: list[EncodedChunk] = field(default_factory=list)
+    def __init__(self, reader: AnswerReader) -> None:
+        self.reasoning = ""
+        self.calls: list[ChatToolCall] = []
+        self.reader = reader
+        self._parts: list[str | EncodedChunk] = []
+
+    def add(self, piece: GroupPart) -> None:
+        """Take a part of the group."""
+        for read in self.reader.read(piece):
+            if read.chunk is not None and read.chunk.modality != "text":
+                self._parts.append(read.chunk)
+            for part in read.parts:
+                self._add(part)
+
+    def _add(self, part: Part) -> None:
+        match part:
+            case Content():
+                self._parts.append(part.text)
+            case Reasoning():
+                self.reasoning += part.text
+            case CallBegin():
+                call = CalledFunction(name=part.name)
+                self.calls.append(ChatToolCall(id=self.reader.call_id(part.index), function=call))
+            case CallArguments():
+                self.calls[part.index].function.arguments += part.text
 
     def text(self) -> str:
-        return "".join(chunk.data.decode() for chunk in self.parts if chunk.modality == "text")
+        return "".join(part for part in self._parts if isinstance(part, str))
 
     def sound(self) -> bytes:
         """Return the audio as PCM16."""
-        return b"".join(chunk.data for chunk in self.parts if chunk.modality == "audio")
+        return b"".join(
+            part.data for part in self._parts if isinstance(part, EncodedChunk) and part.modality == "audio"
+        )
 
-    def content(self) -> str | list[AnswerPart]:
-        """Return the text, or a list of parts if there are images. Consecutive text chunks form one part."""
-        if not any(chunk.modality == "image" for chunk in self.parts):
-            return self.text()
+    def content(self) -> str | list[AnswerPart] | None:
+        """Return the text, or a list of parts if there are images. Consecutive text forms one part."""
+        images = [part for part in self._parts if isinstance(part, EncodedChunk) and part.modality == "image"]
+        if not images:
+            return self.text() or (None if self.calls else "")
         parts: list[AnswerPart] = []
-        for chunk in self.parts:
-            if chunk.modality == "image":
-                parts.append(AnswerPart(type="image_url", image_url=MediaUrl(url=image_url(chunk.data))))
-            elif chunk.modality == "text" and parts and parts[-1].type == "text":
-                parts[-1] = AnswerPart(type="text", text=f"{parts[-1].text}{chunk.data.decode()}")
-            elif chunk.modality == "text":
-                parts.append(AnswerPart(type="text", text=chunk.data.decode()))
+        for part in self._parts:
+            if isinstance(part, EncodedChunk):
+                if part.modality == "image":
+                    parts.append(AnswerPart(type="image_url", image_url=MediaUrl(url=image_url(part.data))))
+            elif parts and parts[-1].type == "text":
+                parts[-1] = AnswerPart(type="text", text=f"{parts[-1].text}{part}")
+            else:
+                parts.append(AnswerPart(type="text", text=part))
         return parts
+
+    def message(self) -> AnswerMessage:
+        """Return the answer without its audio."""
+        message = AnswerMessage(content=self.content())
+        if self.reasoning:
+            message.reasoning_content = self.reasoning
+        if self.calls:
+            message.tool_calls = self.calls
+        return message
 
 
 async def whole_chat(
@@ -87,16 +127,16 @@ async def whole_chat(
     """Return the whole answer of a finished group."""
     choices = []
     for index, answer in enumerate(answers):
-        message = AnswerMessage(content=answer.content())
+        message = answer.message()
         if "audio" in group.calls[index].outputs:
             message.audio = await _whole_sound(frame, index, answer, form, group.sessions[index].encoder)
-        choices.append(Choice(index=index, message=message, finish_reason=reason_of(group, index)))
+        choices.append(Choice(index=index, message=message, finish_reason=reason_of(group, answer.reader, index)))
     return ChatCompletion(
         id=frame.id,
         created=frame.created,
         model=frame.model,
         choices=choices,
-        usage=usage_of(group),
+        usage=usage_of(group, [answer.reader for answer in answers]),
         system_fingerprint=frame.fingerprint,
     )
 
@@ -104,8 +144,9 @@ async def whole_chat(
 class ChatEvents:
     """Events of a streamed answer. is_counted: every event has a usage field, which is null except in the last one."""
 
-    def __init__(self, frame: ChatFrame, *, is_counted: bool) -> None:
+    def __init__(self, frame: ChatFrame, readers: Sequence[AnswerReader], *, is_counted: bool) -> None:
         self._frame = frame
+        self._readers = readers
         self._is_counted = is_counted
         self._begun: set[int] = set()
         self._spoken: dict[int, list[str]] = {}
@@ -116,10 +157,13 @@ class ChatEvents:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             events.append(self._chunk(piece.index, Delta(role="assistant", content="")))
-        for chunk in piece.chunks:
-            delta = self._delta(piece.index, chunk)
-            if delta is not None:
-                events.append(self._chunk(piece.index, delta))
+        reader = self._readers[piece.index]
+        for read in reader.read(piece):
+            self._spoken.setdefault(piece.index, []).extend(p.text for p in read.parts if isinstance(p, Content))
+            deltas = [part_delta(part, reader) for part in read.parts]
+            if read.chunk is not None:
+                deltas.append(self._delta(piece.index, read.chunk))
+            events += [self._chunk(piece.index, delta) for delta in deltas if delta is not None]
         if piece.done is not None:
             if "audio" in outputs:
                 audio = AnswerAudio(
@@ -128,19 +172,15 @@ class ChatEvents:
                     expires_at=self._frame.created,
                 )
                 events.append(self._chunk(piece.index, Delta(audio=audio)))
-            events.append(self._chunk(piece.index, Delta(), reason_of(group, piece.index)))
+            events.append(self._chunk(piece.index, Delta(), reason_of(group, reader, piece.index)))
         return events
 
     def end(self, group: Group) -> list[Event]:
         """Return the final events of a successful stream."""
-        return [*((event(self._body([], usage_of(group))),) if self._is_counted else ()), DONE]
+        return [*((event(self._body([], usage_of(group, self._readers))),) if self._is_counted else ()), DONE]
 
     def _delta(self, index: int, chunk: EncodedChunk) -> Delta | None:
         match chunk.modality:
-            case "text":
-                text = chunk.data.decode()
-                self._spoken.setdefault(index, []).append(text)
-                return Delta(content=text)
             case "audio":
                 data = base64.b64encode(chunk.data).decode()
                 return Delta(audio=AnswerAudio(id=self._frame.audio_id(index), data=data))
@@ -149,7 +189,7 @@ class ChatEvents:
             case _:
                 return None
 
-    def _chunk(self, index: int, delta: Delta, reason: Reason | None = None) -> Event:
+    def _chunk(self, index: int, delta: Delta, reason: FinishReason | None = None) -> Event:
         return event(self._body([ChunkChoice(index=index, delta=delta, finish_reason=reason)], None))
 
     def _body(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
@@ -167,14 +207,35 @@ def image_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def reason_of(group: Group, index: int) -> Reason:
+def part_delta(part: Part, reader: AnswerReader) -> Delta | None:
+    """Return the delta of a part of the text, None for the end of a call."""
+    match part:
+        case Content():
+            return Delta(content=part.text)
+        case Reasoning():
+            return Delta(reasoning_content=part.text)
+        case CallBegin():
+            function = FunctionDelta(name=part.name, arguments="")
+            call = ToolCallDelta(index=part.index, id=reader.call_id(part.index), type="function", function=function)
+        case CallArguments():
+            call = ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.text))
+        case CallEnd():
+            return None
+    return Delta(tool_calls=[call])
+
+
+def reason_of(group: Group, reader: AnswerReader, index: int) -> FinishReason:
     """Return the finish reason of an item in the terms of OpenAI."""
-    return "length" if group.done[index].finish_reason == "length" else "stop"
+    if group.done[index].finish_reason == "length":
+        return "length"
+    return "tool_calls" if reader.calls else "stop"
 
 
-def usage_of(group: Group) -> Usage:
+def usage_of(group: Group, readers: Sequence[AnswerReader]) -> Usage:
     """Return the total usage of all items."""
-    return msgspec.convert(group.usage, Usage)
+    usage = msgspec.convert(group.usage, Usage)
+    usage.completion_tokens_details.reasoning_tokens = sum(reader.reasoning_tokens for reader in readers)
+    return usage
 
 
 async def _whole_sound(

@@ -10,6 +10,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.api_metrics import CONTENT_TYPE
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
+from mstar_core.api.parse.capabilities import capabilities_of
 from mstar_core.api.routes.fields import is_named, model_names
 from mstar_core.api.routes.speech import speech_kind
 from mstar_core.api.service import NO_RESUME
@@ -46,6 +47,7 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         "input_modalities": [modality.kind for modality in spec.inputs],
         "output_modalities": [modality.kind for modality in spec.outputs],
         "endpoints": mapped_endpoints(spec),
+        "capabilities": capabilities_of(spec),
         "max_model_len": service.deployment.max_seq_len,
         "parameters": param_schema(spec.params),
         "unresumable": _unresumable(spec, is_off=not service.deployment.resume),

@@ -12,8 +12,8 @@ from mstar_core.plugin.chat.format import ToolFormat
 SPACE: Final = " \t\n\r"
 """White space of JSON."""
 
-MAX_DEPTH: Final = 128
-"""Deepest nesting of a call. Deeper text is not parsed, because the parser of JSON recurses."""
+MAX_DEPTH: Final = 32
+"""Deepest nesting of a call. The api accepts no deeper JSON, so a deeper call could not be sent back to it."""
 
 HEAD_CHARS: Final = 4096
 """Longest start of an object in which the first key, or the name of a call, is looked for before its end."""
@@ -181,16 +181,25 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a key is duplicated")
+    return members
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object)
 _INVALID: Final = object()
 
 
 def _json(text: str) -> Any:
-    """Return the value of a JSON text, `_INVALID` if it is none."""
+    """Return the value of a JSON text, `_INVALID` if it is none that the api accepts."""
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # refuses infinity and unpaired surrogates
     except (ValueError, RecursionError):
         return _INVALID
+    return value
 
 
 def _members(text: str) -> dict[str, str]:
