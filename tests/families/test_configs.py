@@ -72,6 +72,7 @@ def test_every_model_ships_its_default(model: str) -> None:
 def test_the_defaults_are_those_that_operators_know() -> None:
     assert {name: spec.default_config for name, spec in SPECS.items()} == {
         "bagel": "bagel_single_gpu",
+        "llm": "llm_single_gpu",
         "orpheus": "orpheus_colocated",
         "pi05": "pi05",
         "qwen3_omni": "qwen3omni_2gpu",

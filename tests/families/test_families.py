@@ -20,7 +20,7 @@ BOUNDED = [(name, item) for name, item in PARAMS if any(v is not None for v in (
 
 
 def test_the_models_that_operators_know_are_there() -> None:
-    names = {"bagel", "orpheus", "pi05", "qwen3_omni", "vjepa2", "vjepa2_ac"}
+    names = {"bagel", "llm", "orpheus", "pi05", "qwen3_omni", "vjepa2", "vjepa2_ac"}
     assert set(SPECS) == names
 
 

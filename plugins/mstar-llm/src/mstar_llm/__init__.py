@@ -1,0 +1,1 @@
+"""Plain language models: one decoder, driven by the config.json of the checkpoint."""

@@ -1,0 +1,1 @@
+"""The config.json of a checkpoint. Standard library only."""

@@ -1,0 +1,57 @@
+"""Table of architectures: how each differs from Llama. A new one of this kind is an entry here and a test.
+
+All are decoders with pre-norm blocks, rotary positions, grouped queries and a gated MLP, and all publish their tensors
+under Llama's names. Sizes are in config.json; only what no size tells is in this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Differences from Llama.
+
+    qkv_bias: the query, key and value projections have biases, unless the config says `attention_bias`.
+    has_head_norms: queries and keys are normalized per head before they are rotated.
+    has_experts: the MLP is a mixture of experts.
+    has_sandwich_norms: a second norm follows attention and MLP, before their outputs are added.
+    has_offset_norms: norm weights are stored less one.
+    scales_embeddings: embeddings are multiplied by the root of their width.
+    activation: of the gated MLP.
+    prefix: of tensor names, in checkpoints that contain other models beside the text model.
+    """
+
+    qkv_bias: bool = False
+    has_head_norms: bool = False
+    has_experts: bool = False
+    has_sandwich_norms: bool = False
+    has_offset_norms: bool = False
+    scales_embeddings: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    prefix: str = ""
+
+
+GEMMA3: Final = Architecture(
+    has_head_norms=True,
+    has_sandwich_norms=True,
+    has_offset_norms=True,
+    scales_embeddings=True,
+    activation="gelu_tanh",
+)
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "llama": Architecture(),
+    "mistral": Architecture(),
+    "qwen2": Architecture(qkv_bias=True),
+    "qwen3": Architecture(has_head_norms=True),
+    "qwen3_moe": Architecture(has_head_norms=True, has_experts=True),
+    "gemma3_text": GEMMA3,
+}
+"""By `model_type` of config.json."""
+
+ACTIVATIONS: Final = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Names of activations in config.json -> those of the layers."""

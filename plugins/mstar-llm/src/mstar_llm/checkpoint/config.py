@@ -1,0 +1,200 @@
+"""Sizes of a checkpoint, read from config.json and generation_config.json.
+
+Used by `plugin.py` in every process, so this module imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.errors import WeightsError, did_you_mean
+from mstar_llm.checkpoint.architectures import ACTIVATIONS, ARCHITECTURES, Architecture
+
+CONFIG: Final = "config.json"
+GENERATION: Final = "generation_config.json"
+_DAMAGED: Final = "download this file again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes of a decoder.
+
+    mlp: inner width of the gated MLP, or of one expert. experts: 0 without a mixture. normalizes_experts: the weights
+    of a token's experts add up to 1. bias: of queries, keys and values. score_size: attention scores are divided by its
+    root. windows: by layer, the tokens that a token sees, itself included; 0 for all; empty if every layer sees all.
+    rope: rotary parameters of layers that see all; local_rope: of layers with a window. ties: the head shares the
+    weight of the embedding. stop_ids: each of them ends an answer.
+    """
+
+    architecture: Architecture
+    vocab: int
+    width: int
+    mlp: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    score_size: float
+    bias: bool = False
+    ties: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    normalizes_experts: bool = True
+    windows: tuple[int, ...] = ()
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    local_rope: Mapping[str, Any] = field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """Read the sizes of a checkpoint. Raises WeightsError with file and key."""
+    fields = Fields.read(folder / CONFIG)
+    architecture = _architecture(fields)
+    heads, width = fields.number("num_attention_heads"), fields.number("hidden_size")
+    head_dim = fields.number("head_dim", width // heads)
+    experts = fields.number("num_experts") if architecture.has_experts else 0
+    rope, local_rope = _ropes(fields)
+    return DecoderConfig(
+        architecture=architecture,
+        vocab=fields.number("vocab_size"),
+        width=width,
+        mlp=fields.number("moe_intermediate_size" if experts else "intermediate_size"),
+        layers=fields.number("num_hidden_layers"),
+        heads=heads,
+        kv_heads=fields.number("num_key_value_heads", heads),
+        head_dim=head_dim,
+        norm_eps=fields.real("rms_norm_eps"),
+        max_positions=fields.number("max_position_embeddings"),
+        score_size=fields.real("query_pre_attn_scalar", head_dim),
+        bias=bool(fields.get("attention_bias", architecture.qkv_bias)),
+        ties=bool(fields.get("tie_word_embeddings", architecture.scales_embeddings)),
+        experts=experts,
+        experts_per_token=fields.number("num_experts_per_tok") if experts else 0,
+        normalizes_experts=bool(fields.get("norm_topk_prob", False)),
+        windows=_windows(fields),
+        rope=rope,
+        local_rope=local_rope,
+        stop_ids=_stop_ids(folder, fields),
+    )
+
+
+class Fields:
+    """Values of a JSON object, with errors that name file and key."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self._values = values
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """Read a JSON file. Raises WeightsError for a missing or broken one."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            hint = "give --weights the folder of a checkpoint in the layout of the hub"
+            raise WeightsError(f"{path} is missing", hint=hint, file=str(path)) from error
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"{path} cannot be read", str(error), _DAMAGED, file=str(path)) from error
+        if not isinstance(values, dict):
+            raise WeightsError(f"{path} does not hold a JSON object", hint=_DAMAGED, file=str(path))
+        return cls(path, values)
+
+    def within(self, key: str) -> Fields:
+        """Return the fields of a nested object; these themselves if there is none."""
+        nested = self._values.get(key)
+        return Fields(self.path, nested) if isinstance(nested, Mapping) else self
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value; `default` if it is absent or null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, "a positive integer is required")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """Return a positive number."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(key, "a positive number is required")
+        return float(value)
+
+    def error(self, key: str, detail: str, hint: str = _DAMAGED) -> WeightsError:
+        """Make the error of a value."""
+        return WeightsError(
+            f"{self.path}: {key} is {self._values.get(key)!r}", detail, hint, file=str(self.path), key=key
+        )
+
+
+def _architecture(fields: Fields) -> Architecture:
+    kind = fields.get("model_type", "")
+    if kind not in ARCHITECTURES:
+        known = f"supported: {', '.join(ARCHITECTURES)}"
+        raise fields.error("model_type", known, did_you_mean(str(kind), ARCHITECTURES))
+    architecture = ARCHITECTURES[kind]
+    activation = fields.get("hidden_activation", fields.get("hidden_act", architecture.activation))
+    # Each of these changes the result. A checkpoint that needs one is refused, not computed wrongly.
+    for key, value, supported in (
+        ("hidden_act", ACTIVATIONS.get(activation, activation), architecture.activation),
+        ("mlp_bias", bool(fields.get("mlp_bias", False)), False),
+        ("mlp_only_layers", bool(fields.get("mlp_only_layers", False)), False),
+        ("decoder_sparse_step", fields.get("decoder_sparse_step", 1), 1),
+        ("use_bidirectional_attention", bool(fields.get("use_bidirectional_attention", False)), False),
+        ("attn_logit_softcapping", bool(fields.get("attn_logit_softcapping", False)), False),
+        ("final_logit_softcapping", bool(fields.get("final_logit_softcapping", False)), False),
+        ("quantization_config", bool(fields.get("quantization_config", False)), False),
+    ):
+        if value != supported:
+            raise fields.error(key, f"of {kind}, only {supported!r} is supported", "use another checkpoint")
+    return architecture
+
+
+def _windows(fields: Fields) -> tuple[int, ...]:
+    """Return the window of each layer. Configs say it by layer, by a period, or once for all layers."""
+    layers, window = fields.number("num_hidden_layers"), fields.get("sliding_window", 0)
+    kinds = fields.get("layer_types")
+    if fields.get("model_type") in ("qwen2", "qwen3", "qwen3_moe") and not fields.get("use_sliding_window", False):
+        return ()
+    if not window:
+        return ()
+    if kinds is None:
+        period = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", 0))
+        if fields.get("model_type") == "gemma3_text":
+            period = period or 6
+        # With a period, every period-th layer sees all tokens.
+        kinds = ["full_attention" if period and (layer + 1) % period == 0 else "sliding" for layer in range(layers)]
+    if len(kinds) != layers:
+        raise fields.error("layer_types", f"{layers} layers need as many types")
+    windows = tuple(0 if kind == "full_attention" else fields.number("sliding_window") for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _ropes(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the rotary parameters of layers that see all tokens, and of those with a window."""
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if "full_attention" in rope:
+        return dict(rope["full_attention"]), dict(rope["sliding_attention"])
+    whole = {"rope_theta": fields.real("rope_theta", 10000.0), **rope}
+    local = fields.get("rope_local_base_freq")
+    return whole, {"rope_theta": local} if local else whole
+
+
+def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """Return the ids that end an answer: of generation_config.json, which may add some to those of config.json."""
+    stop = fields.get("eos_token_id", [])
+    if (folder / GENERATION).is_file():
+        stop = Fields.read(folder / GENERATION).get("eos_token_id", stop)
+    ids = stop if isinstance(stop, list) else [stop]
+    if not all(isinstance(each, int) for each in ids):
+        raise fields.error("eos_token_id", "an id or a list of ids is required")
+    return tuple(ids)

@@ -1,0 +1,141 @@
+"""Processor: conversations to prompt ids, and ids to text. Runs in the api and its pool, without torch and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import RequestError, WeightsError
+from mstar_core.plugin.chat.turns import Turn
+from mstar_core.plugin.params import lowered_warnings
+from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
+from mstar_llm.checkpoint.chat_template import TOKENIZER_CONFIG, chat_format, read_template
+from mstar_llm.checkpoint.config import Fields, read_config
+from mstar_llm.request.template import ChatTemplate, function_of, message_of
+from mstar_llm.request.tokenizer import ByteDetokenizer, TextTokenizer
+
+if TYPE_CHECKING:
+    from mstar_llm.plugin import Params
+
+INLINE_CHARS: Final = 4096
+"""Longest text that the api tokenizes itself, in about two milliseconds."""
+
+
+class Processor:
+    """Processor of a language model. Created once per pool process, and in the api. Raises WeightsError."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError("llm has no checkpoint folder", hint="start it with --weights DIR, or start llm:tiny")
+        self._folder = folder
+        self._config = read_config(folder)
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Return the prompt's ids and the output limit that the context leaves. Raises RequestError with the field."""
+        params: Params = request.params
+        ids = self._prompt(request)
+        limit = min(request.max_seq_len or self._config.max_positions, self._config.max_positions)
+        room = limit - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and the context {limit}",
+                "at least one must be left for the answer",
+                "shorten the prompt",
+                field="messages" if request.turns else "text",
+                allowed=f"< {limit}",
+                code="context_length_exceeded",
+            )
+        limited = replace(params, max_output_tokens=min(params.max_output_tokens, room))
+        return Inputs(
+            arrays={"tokens": np.asarray(ids, dtype=np.int64)},
+            prompt_tokens=len(ids),
+            max_output_tokens=limited.max_output_tokens,
+            params=limited,
+            warnings=lowered_warnings(params, "max_output_tokens", room),
+        )
+
+    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Return the bytes of an output that is not text."""
+        return np.ascontiguousarray(output).tobytes(), {}
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one answer."""
+        return ByteDetokenizer(self.tokenizer)
+
+    def warm_up(self) -> None:
+        """Load tokenizer and template."""
+        self.tokenizer.encode("Hello", adds_special=False)
+        assert self._template is not None or not read_template(self._folder)
+
+    def is_inline(self, request: PromptRequest) -> bool:
+        """Whether the request is short."""
+        size = sum(map(len, request.texts)) if request.texts else len(request.text or "")
+        return not request.media and not request.tools and size <= INLINE_CHARS
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The checkpoint's tokenizer, read at first use, because `prompt_token_ids` needs none."""
+        return TextTokenizer(self._folder, chat_format(read_template(self._folder)).markers)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        """The chat template; None if the checkpoint has none, as base models."""
+        text = read_template(self._folder)
+        return ChatTemplate(text, _named_tokens(self._folder)) if text else None
+
+    def _prompt(self, request: PromptRequest) -> list[int]:
+        if request.params.prompt_token_ids is not None:
+            return self._checked(request.params.prompt_token_ids)
+        if not request.turns and not request.text:
+            raise RequestError("the request has no text", hint="send one", field="text", code="missing_field")
+        if request.is_raw or (self._template is None and not request.turns):
+            # A completion writes the whole prompt itself, control tokens too.
+            return self.tokenizer.encode(request.text or "", adds_special=True)
+        if self._template is None:
+            raise RequestError(
+                "this checkpoint has no chat template",
+                "it is a base model",
+                "send a text instead of messages",
+                field="messages",
+            )
+        turns: Sequence[Turn] = request.turns or (Turn(role="user", order=tuple(request.order)),)
+        guard = self.tokenizer.guarded
+        shows_tools = request.tool_choice.mode != "none"
+        prompt = self._template.render(
+            [message_of(turn, _content(request, turn), guard) for turn in turns],
+            [function_of(tool, guard) for tool in request.tools] if shows_tools else [],
+            request.template,
+        )
+        # The template writes the control tokens itself, such as the first one of a text.
+        return self.tokenizer.encode(prompt, adds_special=False)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        vocab = self._config.vocab
+        wrong = next((token for token in ids if token >= vocab), None)
+        if wrong is not None or not ids:
+            allowed = f"ids from 0 to {vocab - 1}"
+            title = "prompt_token_ids is empty" if wrong is None else f"prompt_token_ids contains {wrong}"
+            raise RequestError(title, f"allowed are {allowed}", field="prompt_token_ids", allowed=allowed)
+        return list(ids)
+
+
+def _content(request: PromptRequest, turn: Turn) -> str:
+    """Return the text of a turn. A request of one text has no parts."""
+    if not turn.order and not request.turns:
+        return request.text or ""
+    return "".join(request.text_at(index) for _, index in turn.order)
+
+
+def _named_tokens(folder: Path) -> dict[str, str]:
+    """Return the control tokens that templates name: of tokenizer_config.json, as texts or objects with `content`."""
+    if not (folder / TOKENIZER_CONFIG).is_file():
+        return {}
+    fields = Fields.read(folder / TOKENIZER_CONFIG)
+    named = {name: fields.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

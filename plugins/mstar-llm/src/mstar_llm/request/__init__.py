@@ -1,0 +1,1 @@
+"""From a conversation to ids, and from ids to text."""
