@@ -90,7 +90,7 @@ def test_a_template_refuses_with_its_own_words(processor: Processor) -> None:
 
 
 def test_the_output_limit_is_what_the_context_leaves(processor: Processor) -> None:
-    request = PromptRequest(text="Hello", order=(("text", 0),), params=Params(), max_seq_len=64)
+    request = PromptRequest(text="Hello", order=(("text", 0),), params=Params(max_output_tokens=60), max_seq_len=64)
     inputs = processor.process_prompt(request)
     assert inputs.max_output_tokens == 64 - inputs.prompt_tokens
     assert inputs.warnings
