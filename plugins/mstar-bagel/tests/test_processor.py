@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from mstar_bagel.checkpoint.config import ResizeRule
 from mstar_bagel.nodes.pixels import SignedPixels
 from mstar_bagel.params import Params
+from mstar_bagel.plugin import spec
 from mstar_bagel.processor import Processor
 from mstar_bagel.request.images import fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT
@@ -133,6 +135,19 @@ def test_thinking_puts_its_instruction_first(
     assert [segment.kind for segment in inputs.segments] == ["system", "image", "text"]
     assert ids_of(inputs)[0] == [ids.start, *golden.cases["tokens"][instruction], ids.end]
     assert ("end" in inputs.arrays) == ("image" in outputs)
+
+
+def test_an_effort_of_thinking_sets_the_mode_of_the_model(golden: Any, reference: Any, processor: Processor) -> None:
+    chat = spec(reference.sizes).chat
+    efforts = chat.reasoning.efforts if chat.reasoning is not None else {}
+    assert list(efforts) == ["none", "low", "medium", "high"] and chat.tools is None
+    asked = [
+        replace(request([("text", "x")], ["image"], think=think), template=efforts[effort])  # type: ignore[index]
+        for effort, think in (("none", True), ("low", False))
+    ]
+    plain, thinking = map(processor.process_prompt, asked)
+    assert ([segment.kind for segment in plain.segments], plain.params.think_mode) == (["text"], False)
+    assert ([segment.kind for segment in thinking.segments], thinking.params.think_mode) == (["system", "text"], True)
 
 
 def test_messages_are_segments_and_chatml_adds_roles(reference: Any, processor: Processor) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mstar_core.errors import BadMedia, RequestError, TooLarge, WeightsError
 from mstar_core.plugin import parse_params
-from mstar_core.plugin.chat.turns import Turn
+from mstar_core.plugin.chat.turns import Role, Tool, ToolCall, ToolChoice, Turn
 from mstar_core.plugin.media import MediaLimits
 from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, PromptRequest
 from mstar_qwen3omni.params import Params
@@ -141,6 +141,65 @@ def test_turns_are_written_as_chatml(processor: Processor) -> None:
     assert [segment.kind for segment in actual.segments] == ["text"]
     assert actual.prompt_tokens == len(ids_of(actual))
     assert list(actual.segments[0].arrays) == ["tokens"]
+
+
+ADD = Tool(name="add", description="Adds.", parameters={"type": "object", "properties": {"a": {"type": "é"}}})
+NOW = Tool(name="now")
+SHOWN = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+    '{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": '
+    '{"type": "object", "properties": {"a": {"type": "é"}}}}}\n'
+    '{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}\n'
+    "</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+)
+
+
+def converse(processor: Processor, turns: Sequence[Turn], texts: Sequence[str], **fields: Any) -> str:
+    """Spell the prompt of turns that read `texts`."""
+    order = [pair for turn in turns for pair in turn.order]
+    request = PromptRequest(
+        text="".join(texts), texts=texts, turns=turns, order=order, params=Params(), outputs=WRITES, **fields
+    )
+    return words(processor, ids_of(processor.process_prompt(request)))
+
+
+def said(role: Role, index: int, **fields: Any) -> Turn:
+    return Turn(role=role, order=(("text", index),), **fields)
+
+
+def test_tools_are_shown_in_the_system_turn(processor: Processor) -> None:
+    turns = [said("system", 0), said("user", 1)]
+    spelled = converse(processor, turns, ["Be brief.", "hi"], tools=[ADD, NOW])
+    assert spelled == (
+        f"<|im_start|>system\nBe brief.\n\n{SHOWN}<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    spelled = converse(processor, [said("user", 0)], ["hi"], tools=[ADD, NOW])
+    assert spelled.startswith(f"<|im_start|>system\n{SHOWN}<|im_start|>user\nhi")
+    hidden = converse(processor, [said("user", 0)], ["hi"], tools=[ADD], tool_choice=ToolChoice(mode="none"))
+    assert hidden.startswith("<|im_start|>user\nhi")
+
+
+def test_calls_and_their_results_are_written_as_the_template_does(processor: Processor) -> None:
+    first, second = (ToolCall(id=f"c{n}", name="add", arguments=f'{{"a": {n}}}') for n in (1, 2))
+    turns = [
+        said("user", 0),
+        said("assistant", 1, calls=[first, second]),
+        said("tool", 2, call_id="c1", name="add"),
+        said("tool", 3, call_id="c2", name="add"),
+        Turn(role="assistant", calls=[first]),
+        said("tool", 2, call_id="c1", name="add"),
+    ]
+    assert converse(processor, turns, ["sum?", "Well.", "one", "two"]) == (
+        "<|im_start|>user\nsum?<|im_end|>\n<|im_start|>assistant\nWell."
+        '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+        '\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\none\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_the_talker_reads_user_turns_and_the_start_of_the_answer(processor: Processor) -> None:

@@ -23,6 +23,7 @@ from mstar_core.plugin import (
     WorkloadSpec,
     hookimpl,
 )
+from mstar_core.plugin.chat.format import ChatFormat, ReasoningFormat
 
 PLUGIN_API = 1
 REPO = "ByteDance-Seed/BAGEL-7B-MoT"
@@ -137,6 +138,13 @@ SAMPLES = (
 )
 
 
+ON = {"think_mode": True}
+CHAT = ChatFormat(
+    reasoning=ReasoningFormat(efforts={"none": {"think_mode": False}, "low": ON, "medium": ON, "high": ON})
+)
+"""Thinking, which the instruction of `think_mode` asks for. The model knows no tools."""
+
+
 def spec(sizes: Sizes) -> ModelSpec:
     """Return the spec for a checkpoint of these sizes."""
     graph = build(sizes)
@@ -149,6 +157,7 @@ def spec(sizes: Sizes) -> ModelSpec:
         outputs=(Text(), Image(max_count=1)),
         params=Params,
         routes=frozenset({"chat", "image", "image_edit"}),
+        chat=CHAT,
         surfaces={"image": Surface(beside=("text",)), "image_edit": Surface(beside=("text",))},
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=bagel, walks=graph.walks),),

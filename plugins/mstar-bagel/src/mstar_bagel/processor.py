@@ -70,7 +70,7 @@ class Processor:
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return segments and arrays of a request. Raises RequestError with the field name for invalid input."""
-        params: Params = request.params
+        params: Params = dataclasses.replace(request.params, **request.template)  # thinking by `reasoning_effort`
         paints = IMAGE in request.outputs
         self._check(request, params, paints=paints)
         read = self._read(request, params, paints=paints)

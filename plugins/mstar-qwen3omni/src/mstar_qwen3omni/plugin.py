@@ -21,6 +21,7 @@ from mstar_core.plugin import (
     WorkloadSpec,
     hookimpl,
 )
+from mstar_core.plugin.chat.format import ChatFormat, ToolFormat
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.graph import OmniGraph, build
 from mstar_qwen3omni.params import Params
@@ -93,6 +94,10 @@ def _media_values(config: OmniConfig) -> dict[str, dict[str, int | tuple[int, ..
     }
 
 
+CHAT = ChatFormat(tools=ToolFormat(begin="<tool_call>", end="</tool_call>"))
+"""Calls as the checkpoint's template shows them. The instruct model does not think."""
+
+
 def spec(config: OmniConfig) -> ModelSpec:
     """Return the spec for a checkpoint."""
     graph, warm = build(config), _media_values(config)
@@ -112,6 +117,7 @@ def spec(config: OmniConfig) -> ModelSpec:
                 instruction_without_language="Write down the speech of this recording, word for word.",
             )
         },
+        chat=CHAT,
         nodes=graph.nodes,
         streams=graph.streams,
         partitions=_partitions(graph),

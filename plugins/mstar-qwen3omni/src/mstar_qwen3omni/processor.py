@@ -98,7 +98,7 @@ class Processor:
     def is_inline(self, request: PromptRequest) -> bool:
         """Whether the request is a short text without media."""
         ids = request.params.prompt_token_ids
-        return not request.media and len(request.text or "") <= INLINE_CHARS and len(ids or ()) <= INLINE_IDS
+        return not request.media and request.size_bytes <= INLINE_CHARS and len(ids or ()) <= INLINE_IDS
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -124,7 +124,8 @@ class Processor:
         if "audio" in request.outputs and not any(turn.role == "system" for turn in turns):
             texts.append(SPOKEN_SYSTEM)
             turns = (Turn(role="system", order=(("text", len(texts) - 1),)), *turns)
-        return ChatLayout(self._config.ids, self.tokenizer.encode, texts.__getitem__, reader.read).write(turns)
+        tools = request.tools if request.tool_choice.mode != "none" else ()
+        return ChatLayout(self._config.ids, self.tokenizer.encode, texts.__getitem__, reader.read).write(turns, tools)
 
     def _of_ids(self, tokens: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
         vocab = self._config.thinker.vocab
