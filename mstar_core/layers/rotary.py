@@ -34,12 +34,14 @@ class Llama3Scaling:
 class RotarySpec:
     """Parameters of a rotary embedding. width: rotated dimensions of a head (even).
 
-    sections: frequencies of (time, height, width), interleaved: see `section_axes`. Empty: one axis.
+    factor: positions are divided by it (linear scaling). sections: frequencies of (time, height, width), interleaved:
+    see `section_axes`. Empty: one axis.
     """
 
     width: int
     base: float = 10000.0
     scaling: Llama3Scaling | None = None
+    factor: float = 1.0
     sections: tuple[int, ...] = ()
 
     @classmethod
@@ -53,8 +55,10 @@ class RotarySpec:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "default":
             return cls(width=width, base=base)
+        if kind == "linear":
+            return cls(width=width, base=base, factor=float(rope["factor"]))
         if kind != "llama3":
-            raise ConfigError(f"unknown rope type {kind!r}", hint="use default or llama3", key="rope_type")
+            raise ConfigError(f"unknown rope type {kind!r}", hint="use default, linear or llama3", key="rope_type")
         scaling = Llama3Scaling(
             factor=float(rope["factor"]),
             low=float(rope["low_freq_factor"]),
@@ -67,7 +71,7 @@ class RotarySpec:
 def frequencies(spec: RotarySpec) -> Tensor:
     """Return radians per token of each pair of dimensions: float32 [width / 2]."""
     exponent = torch.arange(0, spec.width, 2, dtype=torch.float32) / spec.width
-    plain = 1.0 / spec.base**exponent
+    plain = 1.0 / spec.base**exponent / spec.factor
     scaling = spec.scaling
     if scaling is None:
         return plain

@@ -47,8 +47,8 @@ class AttentionBackend(Protocol):
         """Copy whole pages of every layer before the next forward."""
 
 
-def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
-    """Make the attention backend called `name`.
+def backend(name: str, pools: list[Tensor], page_size: int, windows: Sequence[int] = ()) -> AttentionBackend:
+    """Make the attention backend called `name`. windows: see `KVSpec`.
 
     Raises NotFound for an unknown name and StartError if the backend cannot run here. There is no fallback.
     """
@@ -60,7 +60,7 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
             name=name,
         )
     try:
-        attention = load_target(BACKENDS[name])(pools, page_size)
+        attention = load_target(BACKENDS[name])(pools, page_size, windows)
     except ImportError as error:
         raise StartError(
             f"the attention backend {name!r} cannot be loaded",

@@ -10,6 +10,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -64,16 +65,19 @@ class FlashInferAttention:
 
     name = "flashinfer"
 
-    def __init__(self, pools: list[Tensor], page_size: int) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, windows: Sequence[int] = ()) -> None:
+        """windows: see `KVSpec`."""
         _check_pools(pools)
         self._library: Any = import_library()
         self._pools = pools
         self._page_size = page_size
-        self._plain = TorchAttention(pools, page_size)
+        self._plain = TorchAttention(pools, page_size, windows)
+        self.windows = tuple(windows) or (0,) * len(pools)
+        self._has_windows = any(self.windows)
         self.origins = _kernel_origins(pools[0].dtype, pools[0].shape[4])
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pools[0].device)
-        self._decode_wrappers: dict[bool, Any] = {}
-        self._prefill_wrappers: dict[bool, Any] = {}
+        self._decode_wrappers: dict[tuple[bool, int], Any] = {}
+        self._prefill_wrappers: dict[tuple[bool, int], Any] = {}
         self._rings: dict[int, BufferRing[Tensor]] = {}
 
     def plan(self, metadata: AttentionMetadata) -> FlashInferView:
@@ -85,7 +89,10 @@ class FlashInferAttention:
 
         FlashInfer's prefill can be captured too, but then it always splits the keys: two kernels per layer, grids
         padded to the whole chip, and a plan for every replay. It cannot express passes that only read.
+        Our kernels have no windows, so PyTorch serves captured steps of models with windows.
         """
+        if self._has_windows:
+            return self._plain.static(shape)
         if shape.is_fresh:
             from mstar_core.engine.attention.kernels.prefill import PackedPrefillAttention
 
@@ -106,10 +113,12 @@ class FlashInferAttention:
 
     def pass_pages(self, most_pages: int) -> list[int]:
         """See AttentionBackend. The kernels read only used pages, so one bucket is enough."""
-        return [most_pages]
+        return self._plain.pass_pages(most_pages) if self._has_windows else [most_pages]
 
     def clear_pages(self, pages: Sequence[int]) -> None:
-        """See AttentionBackend: nothing, as the kernels never read past the last token of a sequence."""
+        """See AttentionBackend: the kernels never read past the last token of a sequence, but PyTorch does."""
+        if self._has_windows:
+            self._plain.clear_pages(pages)
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages of every layer."""
@@ -132,22 +141,24 @@ class FlashInferAttention:
         """PyTorch backend over the same pools."""
         return self._plain
 
-    def decode_wrapper(self, groups: int) -> Any:
-        """Return the wrapper of uncaptured decode."""
+    def decode_wrapper(self, groups: int, window: int = 0) -> Any:
+        """Return the wrapper of uncaptured decode. A wrapper holds one plan, so each window has its own."""
         by_cores = groups not in DECODE_GROUPS
-        if by_cores not in self._decode_wrappers:
-            self._decode_wrappers[by_cores] = self._library.BatchDecodeWithPagedKVCacheWrapper(
+        key = (by_cores, window)
+        if key not in self._decode_wrappers:
+            self._decode_wrappers[key] = self._library.BatchDecodeWithPagedKVCacheWrapper(
                 self.workspace, "NHD", use_tensor_cores=by_cores, backend="fa2"
             )
-        return self._decode_wrappers[by_cores]
+        return self._decode_wrappers[key]
 
-    def prefill_wrapper(self, is_causal: bool) -> Any:
+    def prefill_wrapper(self, is_causal: bool, window: int = 0) -> Any:
         """Return the wrapper of uncaptured passes with one kind of mask."""
-        if is_causal not in self._prefill_wrappers:
-            self._prefill_wrappers[is_causal] = self._library.BatchPrefillWithPagedKVCacheWrapper(
+        key = (is_causal, window)
+        if key not in self._prefill_wrappers:
+            self._prefill_wrappers[key] = self._library.BatchPrefillWithPagedKVCacheWrapper(
                 self.workspace, "NHD", backend="fa2"
             )
-        return self._prefill_wrappers[is_causal]
+        return self._prefill_wrappers[key]
 
     def plan_kernel(self, wrapper: Any, *arrays: object, **kind: object) -> None:
         """Plan an uncaptured wrapper from pinned memory that no earlier plan still uses."""
@@ -197,15 +208,21 @@ class FlashInferAttention:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _ViewPlan:
+    """Planned wrappers of one forward for layers of one window: of the decode batch, and of groups of passes."""
+
+    decode: Any
+    groups: list[tuple[Any, Tensor | slice]]
+
+
 class FlashInferView:
     """The KVView of one forward."""
 
     def __init__(self, attention: FlashInferAttention, metadata: AttentionMetadata) -> None:
         self._attention = attention
         self._metadata = metadata
-        self._decode: Any = None
-        self._groups: list[tuple[Any, Tensor | slice]] = []
-        self._is_planned = False
+        self._plans: dict[int, _ViewPlan] = {}  # by window
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
@@ -216,16 +233,17 @@ class FlashInferView:
             append(pool, self._attention.page_size, self._places, key, value)
         if self._is_whole:
             return self._whole.attend(layer, query, key, value, scale)
-        if not self._is_planned:
-            self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
-        count = self._decode_count
-        if self._decode is not None and count == query.shape[0]:
-            only: Tensor = self._decode.run(query, pool)
+        window = self._attention.windows[layer]
+        if window not in self._plans:
+            self._plans[window] = self._plan(query.shape[1], pool.shape[3], query.shape[2], scale, window)
+        plan, count = self._plans[window], self._decode_count
+        if plan.decode is not None and count == query.shape[0]:
+            only: Tensor = plan.decode.run(query, pool)
             return only
         out = torch.empty_like(query)
-        if self._decode is not None:
-            out[:count] = self._decode.run(query[:count], pool)
-        for wrapper, tokens in self._groups:
+        if plan.decode is not None:
+            out[:count] = plan.decode.run(query[:count], pool)
+        for wrapper, tokens in plan.groups:
             out[tokens] = wrapper.run(query[tokens], pool)
         if self._reading is not None:
             tokens, view = self._reading
@@ -262,16 +280,17 @@ class FlashInferView:
         places = metadata.places(self._attention.page_size, metadata.tokens, -1)
         return upload(places, self._attention.pools[0].device)
 
-    def _plan(self, heads: int, kv_heads: int, width: int, scale: float | None) -> None:
-        self._is_planned = True
+    def _plan(self, heads: int, kv_heads: int, width: int, scale: float | None, window: int) -> _ViewPlan:
         attention, metadata, count = self._attention, self._metadata, self._decode_count
         dtype, size = attention.pools[0].dtype, attention.page_size
         kind = {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": scale}
+        # FlashInfer counts the tokens before the query's own; -1 is no window.
+        decode, groups, left = None, [], window - 1
         shape = (heads, kv_heads, width, size)
         if count:
-            wrapper = attention.decode_wrapper(heads // kv_heads)
-            attention.plan_kernel(wrapper, *_page_lists(metadata.select(slice(count)), size), *shape, **kind)
-            self._decode = wrapper
+            decode = attention.decode_wrapper(heads // kv_heads, window)
+            lists = _page_lists(metadata.select(slice(count)), size)
+            attention.plan_kernel(decode, *lists, *shape, window_left=left, **kind)
         chunks = metadata.writes.copy()
         chunks[:count] = False
         for is_causal in (True, False):
@@ -280,9 +299,11 @@ class FlashInferView:
                 continue
             group = metadata.select(chosen)
             starts = torch.from_numpy(group.query_starts.astype(np.int32))
-            wrapper = attention.prefill_wrapper(is_causal)
-            attention.plan_kernel(wrapper, starts, *_page_lists(group, size), *shape, causal=is_causal, **kind)
-            self._groups.append((wrapper, self._tokens(chosen)))
+            wrapper = attention.prefill_wrapper(is_causal, window)
+            mask = {"causal": is_causal, "window_left": left if is_causal else -1}
+            attention.plan_kernel(wrapper, starts, *_page_lists(group, size), *shape, **mask, **kind)
+            groups.append((wrapper, self._tokens(chosen)))
+        return _ViewPlan(decode, groups)
 
     def _tokens(self, chosen: np.ndarray) -> Tensor | slice:
         """Return the packed tokens of these sequences (bool [n]), as a slice if they are contiguous."""

@@ -47,24 +47,26 @@ class TorchAttention:
 
     name = "torch"
 
-    def __init__(self, pools: list[Tensor], page_size: int) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, windows: Sequence[int] = ()) -> None:
+        """windows: see `KVSpec`."""
         self._pools = pools
         self._page_size = page_size
+        self._windows = tuple(windows) or (0,) * len(pools)
 
     def plan(self, metadata: AttentionMetadata) -> TorchView:
         """See AttentionBackend. The indices are made when the first layer attends."""
-        return TorchView(self._pools, self._page_size, metadata)
+        return TorchView(self._pools, self._page_size, metadata, self._windows)
 
     def dense(self, metadata: AttentionMetadata) -> TorchView:
         """Prepare a forward of unmasked passes that the caller appends, with PyTorch's kernels for contiguous keys.
 
         Copying the cached keys of a long pass costs little beside its attention.
         """
-        return TorchView(self._pools, self._page_size, metadata, is_dense=True)
+        return TorchView(self._pools, self._page_size, metadata, self._windows, is_dense=True)
 
     def static(self, shape: AttentionShape) -> TorchStatic:
         """See AttentionBackend."""
-        return (TorchFresh if shape.is_fresh else TorchStatic)(self._pools, self._page_size, shape)
+        return (TorchFresh if shape.is_fresh else TorchStatic)(self._pools, self._page_size, shape, self._windows)
 
     def pass_pages(self, most_pages: int) -> list[int]:
         """See AttentionBackend. Every page of a bucket is read, so there are several buckets."""
@@ -109,19 +111,26 @@ def gather_pages(pool: Tensor, halves: Tensor, sequences: int) -> Tensor:
     return taken.view(2, sequences, -1, *pool.shape[3:])
 
 
-def causal_places(first: Tensor, tokens: int, places: int, groups: int) -> Tensor:
+def causal_places(first: Tensor, tokens: int, places: int, groups: int, window: int = 0) -> Tensor:
     """Return which places the folded query tokens see: bool [n, 1, groups * tokens, places].
 
-    first: int64 [n], tokens in the cache before the first query token.
+    first: int64 [n], tokens in the cache before the first query token. window: see `KVSpec`.
     """
-    last = first[:, None] + torch.arange(tokens, device=first.device)
-    seen = torch.arange(places, device=first.device) <= last[..., None]
+    last = (first[:, None] + torch.arange(tokens, device=first.device))[..., None]
+    place = torch.arange(places, device=first.device)
+    seen = place <= last
+    if window:
+        seen &= place > last - window
     return seen.repeat(1, groups, 1)[:, None]
 
 
-def places_before(end: Tensor, places: int) -> Tensor:
-    """Return which places lie before `end` (int64 [n]): bool [n, 1, 1, places]."""
-    return (torch.arange(places, device=end.device) < end[:, None])[:, None, None]
+def places_before(end: Tensor, places: int, window: int = 0) -> Tensor:
+    """Return which places lie before `end` (int64 [n]), the last `window` of them: bool [n, 1, 1, places]."""
+    place = torch.arange(places, device=end.device)
+    seen = place < end[:, None]
+    if window:
+        seen &= place >= end[:, None] - window
+    return seen[:, None, None]
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -192,24 +201,32 @@ class TorchView:
     """The KVView of one uncaptured forward."""
 
     def __init__(
-        self, pools: list[Tensor], page_size: int, metadata: AttentionMetadata, *, is_dense: bool = False
+        self,
+        pools: list[Tensor],
+        page_size: int,
+        metadata: AttentionMetadata,
+        windows: Sequence[int],
+        *,
+        is_dense: bool = False,
     ) -> None:
         """is_dense: see `TorchAttention.dense`."""
         self._pools = pools
         self._page_size = page_size
         self._metadata = metadata
+        self._windows = windows
         self._is_dense = is_dense
-        self._passes: list[_Pass] = []
+        self._buckets: dict[int, list[_DecodeBucket]] = {}  # by window, as the passes
+        self._passes: dict[int, list[_Pass]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        pool = self._pools[layer]
+        pool, window = self._pools[layer], self._windows[layer]
         if not self._is_dense:
             self._append(pool, key, value)
         parts = []
         if self._decode_count:
-            parts.append(self._decode(pool, query[: self._decode_count], scale))
-        for planned in self._planned(query.shape[1] // key.shape[1]):
+            parts.append(self._decode(pool, window, query[: self._decode_count], scale))
+        for planned in self._planned(query.shape[1] // key.shape[1], window):
             tokens = planned.tokens
             parts.append(self._attend_pass(pool, planned, query[tokens], (key[tokens], value[tokens]), scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -222,11 +239,14 @@ class TorchView:
             key, value = key[tokens], value[tokens]
         append(pool, places, key, value)
 
-    def _decode(self, pool: Tensor, query: Tensor, scale: float | None) -> Tensor:
-        if len(self._buckets) == 1:
-            return self._attend_bucket(pool, self._buckets[0], query, scale)
+    def _decode(self, pool: Tensor, window: int, query: Tensor, scale: float | None) -> Tensor:
+        if window not in self._buckets:
+            self._buckets[window] = self._decode_buckets(window)
+        buckets = self._buckets[window]
+        if len(buckets) == 1:
+            return self._attend_bucket(pool, buckets[0], query, scale)
         out = torch.empty_like(query)
-        for bucket in self._buckets:
+        for bucket in buckets:
             assert bucket.chosen is not None
             out[bucket.chosen] = self._attend_bucket(pool, bucket, query[bucket.chosen], scale)
         return out
@@ -271,48 +291,48 @@ class TorchView:
         written = metadata.tokens_of(metadata.writes)
         return self._on_device(written), self._on_device(places[written])
 
-    @cached_property
-    def _buckets(self) -> list[_DecodeBucket]:
+    def _decode_buckets(self, window: int) -> list[_DecodeBucket]:
         page_rows = self._metadata.page_rows[: self._decode_count]
         lengths = self._metadata.lengths[: self._decode_count]
         pages = lengths // self._page_size + 1
         longest = int(pages.max())
         if len(pages) == 1 or longest * len(pages) <= PADDING_LIMIT * int(pages.sum()):
-            return [self._bucket(None, page_rows, lengths, longest)]
+            return [self._bucket(None, page_rows, lengths, longest, window)]
         buckets = []
         size_class = np.ceil(np.log2(pages)).astype(np.int64)
         for number in np.unique(size_class):
             chosen = np.nonzero(size_class == number)[0]
-            buckets.append(self._bucket(chosen, page_rows[chosen], lengths[chosen], int(pages[chosen].max())))
+            widest = int(pages[chosen].max())
+            buckets.append(self._bucket(chosen, page_rows[chosen], lengths[chosen], widest, window))
         return buckets
 
     def _bucket(
-        self, chosen: np.ndarray | None, page_rows: np.ndarray, lengths: np.ndarray, width: int
+        self, chosen: np.ndarray | None, page_rows: np.ndarray, lengths: np.ndarray, width: int, window: int
     ) -> _DecodeBucket:
         places, mask = width * self._page_size, None
-        if int(lengths.min()) + 1 < places:
-            mask = additive(places_before(self._on_device(lengths + 1), places), self._pools[0].dtype)
+        if int(lengths.min()) + 1 < places or window:
+            mask = additive(places_before(self._on_device(lengths + 1), places, window), self._pools[0].dtype)
         # Table entries past the last page are readable pages, and masked.
         halves = self._on_device(half_pages(self._metadata.tables[page_rows, :width]))
         return _DecodeBucket(None if chosen is None else self._on_device(chosen), len(lengths), halves, mask)
 
-    def _planned(self, groups: int) -> list[_Pass]:
-        """Return the passes behind the decode batch; made once for all layers."""
-        if not self._passes:
+    def _planned(self, groups: int, window: int) -> list[_Pass]:
+        """Return the passes behind the decode batch; made once for all layers of one window."""
+        if window not in self._passes:
             numbers = range(self._decode_count, len(self._metadata.page_rows))
-            self._passes += [self._pass(number, groups) for number in numbers]
-        return self._passes
+            self._passes[window] = [self._pass(number, groups, window) for number in numbers]
+        return self._passes[window]
 
-    def _pass(self, number: int, groups: int) -> _Pass:
+    def _pass(self, number: int, groups: int, window: int) -> _Pass:
         metadata = self._metadata
         start, end = metadata.query_starts[number : number + 2].tolist()
         length, tokens = int(metadata.lengths[number]), end - start
         pages = metadata.tables[metadata.page_rows[number], : -(-length // self._page_size)]
         on_device = self._on_device(pages if self._is_dense and self._pools[0].is_cuda else half_pages(pages))
         mask = None
-        if metadata.causal[number] and tokens > 1:
+        if metadata.causal[number] and (tokens > 1 or window):
             first = self._on_device(metadata.lengths[number : number + 1])
-            mask = additive(causal_places(first, tokens, length + tokens, groups), self._pools[0].dtype)
+            mask = additive(causal_places(first, tokens, length + tokens, groups, window), self._pools[0].dtype)
         return _Pass(slice(start, end), length, on_device, mask)
 
     def _on_device(self, array: np.ndarray) -> Tensor:
@@ -329,14 +349,15 @@ class TorchStatic(StaticAttention):
     a pass's own tokens lie behind them.
     """
 
-    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape, windows: Sequence[int] = ()) -> None:
         super().__init__(pools, page_size, shape)
+        self._windows = windows or (0,) * len(pools)
         self._spare = pools[0].shape[0] - 1 if pools else 0
         self._inside = shape.pages * page_size
         behind = -(-(self._inside + shape.tokens) // ALIGNED) * ALIGNED
         self._width = self._inside if shape.writes else behind
         self._kept: dict[int, Tensor] = {}
-        self._mask: Tensor | None = None
+        self._masks: dict[int, Tensor] = {}  # by window
 
     @property
     def fields(self) -> Fields:
@@ -357,7 +378,7 @@ class TorchStatic(StaticAttention):
 
     def reset(self) -> None:
         """See StaticAttention."""
-        self._kept, self._mask = {}, None
+        self._kept, self._masks = {}, {}
 
     def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention."""
@@ -392,7 +413,7 @@ class TorchStatic(StaticAttention):
         shape, heads, width = self._shape, *query.shape[1:]
         keys, values = self._appended(layer, key, value) if shape.writes else self._beside(layer, key, value)
         padded = query.index_select(0, self._device["source"]) if shape.is_ragged else query
-        mask = self._visible(keys.dtype, heads // key.shape[1])
+        mask = self._visible(keys.dtype, heads // key.shape[1], self._windows[layer])
         out = attend_folded(padded.view(shape.sequences, shape.tokens, heads, width), keys, values, mask, scale)
         return out.index_select(0, self._device["slot"]) if shape.is_ragged else out
 
@@ -419,18 +440,18 @@ class TorchStatic(StaticAttention):
         used = places_before(self._device["end"], self._inside).view(self._shape.sequences, -1, 1, 1)
         return taken.masked_fill_(~used, 0)
 
-    def _visible(self, dtype: torch.dtype, groups: int) -> Tensor:
+    def _visible(self, dtype: torch.dtype, groups: int, window: int) -> Tensor:
         """Return the additive mask of the step: [sequences, 1, 1 or folded query tokens, places]."""
-        if self._mask is None:
+        if window not in self._masks:
             shape = self._shape
             if shape.causal and shape.tokens > 1:
-                seen = causal_places(self._device["first"], shape.tokens, self._width, groups)
+                seen = causal_places(self._device["first"], shape.tokens, self._width, groups, window)
             else:
-                seen = places_before(self._device["end"], self._width)
+                seen = places_before(self._device["end"], self._width, window if shape.causal else 0)
             if not shape.writes:
                 seen[..., self._inside : self._inside + shape.tokens] = True
-            self._mask = additive(seen, dtype)
-        return self._mask
+            self._masks[window] = additive(seen, dtype)
+        return self._masks[window]
 
 
 class TorchFresh(TorchStatic):

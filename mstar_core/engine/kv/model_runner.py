@@ -120,7 +120,7 @@ class ModelRunner:
         self._settings = settings
         device, vocab = settings.device, settings.vocab if spec.sampling else 0
         pools = make_pools(spec.kv, settings.num_pages, settings.page_size, settings.dtype, device)
-        self._attention = backend(settings.attention, pools, settings.page_size)
+        self._attention = backend(settings.attention, pools, settings.page_size, spec.kv.windows)
         self._store = PageStore(pools)
         self._slots = DeviceSlots(settings.max_slots, vocab, device, position_dtype(spec))
         self._values: DeviceLoopValues | None = None

@@ -79,6 +79,8 @@ class KVSpec:
     rows: maximum number of candidates with a cache of their own on a branch, over all requests, beside the caches of
     the branches; 0 for a node that never runs several. A job of more candidates is refused, unless they run one
     after another (see `Job.rows`).
+    windows: by layer, the newest tokens that a token of a causal pass sees, itself included; 0 for all. Empty: every
+    layer sees all. The cache keeps all tokens in either case.
     """
 
     layers: int
@@ -88,6 +90,7 @@ class KVSpec:
     page: int | None = None
     rows: int = 0
     request_tokens: int = 1024
+    windows: tuple[int, ...] = ()
 
     def slots(self, requests: int) -> int:
         """Return the maximum number of caches for so many concurrent requests."""

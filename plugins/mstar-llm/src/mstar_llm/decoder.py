@@ -103,8 +103,10 @@ class Decoder(nn.Module):
             cast("nn.Module", decoder_block(config, layer, shard)) for layer in range(config.layers)
         )
         self.norm = RMSNorm(config.width, config.norm_eps)
-        self.rotary = Rotary(RotarySpec.from_config(config.rope, config.head_dim))
-        self.local_rotary = Rotary(RotarySpec.from_config(config.local_rope, config.head_dim))
+        self.rotary, self.local_rotary = (
+            Rotary(RotarySpec.from_config({"rope_parameters": rope}, config.head_dim))
+            for rope in (config.rope, config.local_rope)
+        )
         self._windows = config.windows or (0,) * config.layers
         self._embedding_scale = config.width**0.5 if config.architecture.scales_embeddings else None
 

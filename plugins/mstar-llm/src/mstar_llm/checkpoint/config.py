@@ -58,7 +58,8 @@ def read_config(folder: Path) -> DecoderConfig:
     architecture = _architecture(fields)
     heads, width = fields.number("num_attention_heads"), fields.number("hidden_size")
     head_dim = fields.number("head_dim", width // heads)
-    experts = fields.number("num_experts") if architecture.has_experts else 0
+    # The name has changed between versions of transformers.
+    experts = fields.number("num_experts", fields.get("num_local_experts")) if architecture.has_experts else 0
     rope, local_rope = _ropes(fields)
     return DecoderConfig(
         architecture=architecture,
