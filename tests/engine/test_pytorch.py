@@ -217,3 +217,46 @@ def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
         own = pool[torch.from_numpy(tables[row]).long()[at // page], :, at % page]
         assert torch.equal(own[:, 0], key[start : start + count])
         assert torch.equal(own[:, 1], value[start : start + count])
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+WINDOW = 3
+
+
+def seen_by(pool: Tensor, tables: np.ndarray, row: int, new: tuple[Tensor, Tensor, Tensor], window: int) -> Tensor:
+    """One causal sequence alone, whose tokens see the newest `window` tokens; 0 for all."""
+    query, key, value = new
+    halves = [pool[tables[row].tolist(), half].reshape(-1, KV_HEADS, WIDTH)[: CACHED[row]] for half in (0, 1)]
+    keys, values = torch.cat([halves[0], key]), torch.cat([halves[1], value])
+    last = torch.arange(CACHED[row], len(keys))[:, None]
+    place = torch.arange(len(keys))
+    mask = (place <= last) & (place > last - (window or len(keys) + 1))
+    keys, values = (part.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1) for part in (keys, values))
+    return scaled_dot_product_attention(query.transpose(0, 1), keys, values, attn_mask=mask).transpose(0, 1)
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1, 1], [1, 1, 3, 5], [4, 2, 1, 3]], ids=["decode", "mixed", "passes"])
+@pytest.mark.parametrize("form", ["view", "static"])
+def test_a_layer_with_a_window_sees_the_newest_tokens_and_others_see_all(counts: list[int], form: str) -> None:
+    pools, tables = filled()
+    before = [pool.clone() for pool in pools]
+    attention = TorchAttention(pools, PAGE, (WINDOW, 0))
+    metadata = AttentionMetadata.of(np.arange(4), np.array(CACHED), tables, np.array(counts))
+    total = sum(counts)
+    view: Any = attention.plan(metadata)
+    if form == "static":
+        is_ragged = len(set(counts)) > 1
+        tokens = total if is_ragged else counts[0]
+        shape = AttentionShape(sequences=4, tokens=tokens, pages=4, causal=True, is_ragged=is_ragged)
+        buffers = AttentionBuffers(attention.static(shape), torch.device("cpu"))
+        buffers.prepare(metadata)
+        view = buffers.view
+    for layer, window in enumerate((WINDOW, 0)):
+        query = numbers(9 + layer, total, HEADS, WIDTH)
+        key, value = (numbers(seed + layer, total, KV_HEADS, WIDTH) for seed in (20, 30))
+        out = view.attend(layer, query, key, value)
+        for row, start in enumerate(starts_of(np.array(counts))[:-1]):
+            own = slice(int(start), int(start) + counts[row])
+            expected = seen_by(before[layer], tables, row, (query[own], key[own], value[own]), window)
+            torch.testing.assert_close(out[own], expected, atol=1e-6, rtol=1e-5)

@@ -126,3 +126,13 @@ def test_an_inline_request_is_short(processor: Processor, tiny_folder: Path) -> 
     processor.warm_up()
     assert processor.is_inline(PromptRequest(text="Hello"))
     assert not processor.is_inline(PromptRequest(text="x" * 10_000))
+
+
+def test_the_token_table_has_the_bytes_of_every_id(processor: Processor) -> None:
+    table = processor.token_table()
+    ids = processor.tokenizer.encode("Größe the <tool_call>", adds_special=False)
+    assert b"".join(table.tokens[token] for token in ids) == "Größe the <tool_call>".encode()
+    assert len(table) == processor.tokenizer.size
+    names = {table.tokens[token] for token in table.special}
+    assert names == {b"<|endoftext|>", b"<|im_start|>", b"<|im_end|>"}
+    assert {table.tokens[token] for token in table.ends} == {b"<|endoftext|>", b"<|im_end|>"}

@@ -82,7 +82,7 @@ def llm(config: DecoderConfig) -> ModelSpec:
         engine=KV_CACHE,
         ports={"tokens": "i64[n]", "token": "i64[1]"},
         kv=KVSpec(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, windows=config.windows),
-        sampling=Sampling(port="token", vocab=config.vocab),
+        sampling=Sampling(port="token", vocab=config.vocab, is_text=True),
         tensor_parallel=True,
         parallel_sizes=(("heads", config.heads), (inner, config.mlp)),
         weight_bytes=16_381_000_000,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.params import lowered_warnings
@@ -66,6 +67,14 @@ class Processor:
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one answer."""
         return ByteDetokenizer(self.tokenizer)
+
+    def token_table(self) -> TokenTable:
+        """Return the bytes of all ids, for grammars. Tokens of calls and thinking are text in a grammar."""
+        control = self.tokenizer.control
+        count = self.tokenizer.size
+        tokens = [self.tokenizer.bytes_of(token) or control.get(token, "").encode() for token in range(count)]
+        encode = partial(self.tokenizer.encode, adds_special=False)
+        return TokenTable(tokens, special=tuple(control), ends=self._config.stop_ids, encode=encode)
 
     def warm_up(self) -> None:
         """Load tokenizer and template."""
