@@ -284,7 +284,7 @@ class FlashInferView:
         attention, metadata, count = self._attention, self._metadata, self._decode_count
         dtype, size = attention.pools[0].dtype, attention.page_size
         kind = {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": scale}
-        # FlashInfer counts the tokens before the query's own; -1 is no window.
+        # FlashInfer counts the tokens before the query's own, and -1 switches the window off.
         decode, groups, left = None, [], window - 1
         shape = (heads, kv_heads, width, size)
         if count:
