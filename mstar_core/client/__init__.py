@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mstar_core.client.async_client import AsyncMStarClient
 from mstar_core.client.audio import AudioBuffer, WavFile
+from mstar_core.client.chat import ChatResult, ToolCall
 from mstar_core.client.errors import (
     AuthError,
     BadRequest,
@@ -49,6 +50,7 @@ __all__ = [
     "BadRequest",
     "BadRequestError",
     "Cancelled",
+    "ChatResult",
     "Chunk",
     "ClientError",
     "Conflict",
@@ -73,6 +75,7 @@ __all__ = [
     "TensorChunk",
     "TextChunk",
     "TimedOut",
+    "ToolCall",
     "Unavailable",
     "UnavailableError",
     "VideoChunk",

@@ -5,13 +5,14 @@ Every call is written here once, as a coroutine; MStarClient drives the same cor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from mstar_core.client.audio import AudioBuffer
 from mstar_core.client.calls import HttpCall, cancel_call, generate_call, get_call, transcribe_call
+from mstar_core.client.chat import ChatResult, chat_fields, chat_result_of
 from mstar_core.client.errors import ClientError
 from mstar_core.client.events import ActionChunk
 from mstar_core.client.media import Media
@@ -169,6 +170,20 @@ class ApiCalls:
             stream=stream,
             **model_kwargs,
         )
+
+    async def converse(
+        self,
+        /,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **params: Any,
+    ) -> ChatResult:
+        """Answer a conversation. messages: as the chat route has them. tools: functions that the answer may call, each
+        with `name`, `description` and `parameters`. params: other fields of the route and parameters of the model.
+        """
+        fields = chat_fields(messages, tools, params)
+        return chat_result_of(await self._json(HttpCall(method="POST", path="/v1/chat/completions", body=fields)))
 
     async def generate_image(self, /, prompt: str, **model_kwargs: Any) -> bytes:
         """Generate an image from a prompt. Returns a PNG file."""

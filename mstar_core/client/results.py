@@ -104,6 +104,7 @@ class ModelInfo:
     input_modalities: list[str] = field(default_factory=list)
     output_modalities: list[str] = field(default_factory=list)
     endpoints: list[str] = field(default_factory=list)
+    capabilities: list[str] = field(default_factory=list)
     max_model_len: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict, repr=False)
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -189,6 +189,7 @@ class MStarClient(Closing):
         return EventStream(run(self._calls.stream(**kwargs)))
 
     chat = _streaming(ApiCalls.chat)
+    converse = _blocking(ApiCalls.converse)
     generate_image = _blocking(ApiCalls.generate_image)
     edit_image = _blocking(ApiCalls.edit_image)
     tts = _blocking(ApiCalls.tts)
