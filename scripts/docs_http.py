@@ -24,6 +24,9 @@ LIMITS = (
     "timeout_s",
     "stall_timeout_s",
     "pool_processes",
+    "responses_ttl_s",
+    "responses_max_count",
+    "responses_max_bytes",
 )
 """Keys of `api` that limit requests."""
 
@@ -134,6 +137,7 @@ HTTP_PARTS: dict[str, Callable[[], str]] = {
     "http-sampling": http_sampling,
     "http-generate": fields_of("GenerateRequest"),
     "http-chat": fields_of("ChatRequest"),
+    "http-responses": fields_of("ResponsesRequest"),
     "http-speech": fields_of("SpeechRequest"),
     "http-transcription": fields_of("TranscriptionRequest"),
     "http-image": fields_of("ImageRequest"),

@@ -112,7 +112,7 @@ def _add(app: Sanic[Any, Any], service: Service, route: HttpRoute, handler: Hand
         handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back
     reads = ["HEAD"] if route.method == "GET" and not route.is_socket else []  # Sanic omits the body
     app.add_route(handle, route.path, methods=[route.method, *reads], name=route.name, stream=True)
-    if service.deployment.api.cors_origins:
+    if service.deployment.api.cors_origins and not route.shares_path:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
 

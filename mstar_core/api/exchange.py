@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -51,6 +51,7 @@ class Exchange:
     body reserved in the memory budget. created: seconds since the epoch. delivery: what the response holds so far, None
     if the connection ends with this process. events: numbers the events of a streamed response. events_type:
     content type of a response of events, empty for others. is_left: the client has gone, and the request goes on.
+    on_failed: makes the events that end a failed stream; None: one with the error object.
     """
 
     service: Service
@@ -68,6 +69,7 @@ class Exchange:
     events: EventLog = field(default_factory=EventLog)
     events_type: str = ""
     is_left: bool = False
+    on_failed: Callable[[ErrorReply], list[Event]] | None = None
     status: int = 200
     code: str = "ok"
     message: str = ""
@@ -167,7 +169,13 @@ class Exchange:
     def keep_failure(self, reply: ErrorReply) -> None:
         """Keep the error of a request that failed before its first event."""
         if self.events.is_kept:
-            self.events.add([failed_event(self.events.content_type, reply, self.request_id)])
+            self.events.add(self.failed_events(self.events.content_type, reply))
+
+    def failed_events(self, content_type: str, reply: ErrorReply) -> list[Event]:
+        """Return the events that end a failed stream of a content type."""
+        if self.on_failed is not None:
+            return self.on_failed(reply)
+        return [failed_event(content_type, reply, self.request_id)]
 
     async def fail_begun(self, reply: ErrorReply) -> bool:
         """End the events that another process has begun to send with an error. Returns False if there are none.
@@ -179,7 +187,7 @@ class Exchange:
             return False
         await self.write(b"", content_type)  # the head, which the client has
         delivery.fail()
-        await self.send([failed_event(content_type, reply, self.request_id)], content_type)
+        await self.send(self.failed_events(content_type, reply), content_type)
         await self.end()
         return True
 
@@ -429,8 +437,8 @@ async def streaming(exchange: Exchange, content_type: str = EVENTS) -> AsyncIter
         if exchange.has_begun and error.code == "stalled":
             exchange.abort(drops=True)
         elif exchange.has_begun:
-            last = failed_event(content_type, reply_of(error, exchange.request_id), exchange.request_id)
-            await exchange.send([last], content_type)
+            last = exchange.failed_events(content_type, reply_of(error, exchange.request_id))
+            await exchange.send(last, content_type)
             await exchange.end()
         raise
     await exchange.end()

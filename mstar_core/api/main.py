@@ -158,6 +158,8 @@ class ApiProcess:
         for live in self.registry:
             live.fail(Unavailable("the deployment is stopping", hint="retry later", code="draining"))
         await self.registry.wait_empty(CLOSE_S)
+        if self._service is not None:
+            await self._service.close()
         if self._listener is not None:
             await self._listener.close()
         if self._app is not None:

@@ -41,17 +41,16 @@ WAL_BYTES: Final = 4 << 20
 BUSY_S: Final = 5.0
 BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-NAMES: Final = ("id", "owner", "previous", "status", "created", "body", "items", "request")
+NAMES: Final = ("id", "owner", "previous", "status", "created", "body", "items")
 COLUMNS: Final = ", ".join(NAMES)
 SAVED: Final = (*NAMES, "used", "size")
 TABLE: Final = f"""
 CREATE TABLE responses (
     id TEXT NOT NULL, owner BLOB NOT NULL, previous TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL,
-    used REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL, items BLOB NOT NULL, request BLOB NOT NULL,
+    used REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL, items BLOB NOT NULL,
     UNIQUE (owner, id)
 );
 CREATE INDEX by_use ON responses (used, created, size);
-CREATE INDEX by_status ON responses (status);
 PRAGMA user_version = {VERSION};
 """
 ANCESTORS: Final = f"""
@@ -79,8 +78,8 @@ class StoreLimits:
 class StoredResponse:
     """An entry. owner: digest of the API key that created it. previous: id of the response that it continues, or empty.
 
-    status: of the response. body: JSON of the response. items: JSON list of its own input items. request: JSON of the
-    request while it runs in the background, otherwise empty. created: seconds since the epoch.
+    status: of the response. body: JSON of the response. items: JSON list of its own input items. created: seconds since
+    the epoch.
     """
 
     id: str
@@ -90,11 +89,10 @@ class StoredResponse:
     created: float
     body: bytes
     items: bytes
-    request: bytes = b""
 
     @property
     def size_bytes(self) -> int:
-        return len(self.body) + len(self.items) + len(self.request) + ENTRY_BYTES
+        return len(self.body) + len(self.items) + ENTRY_BYTES
 
 
 def owner_of(key: str) -> bytes:
@@ -169,11 +167,6 @@ class ResponseStore:
             return done.rowcount > 0
 
         return bool(await self._read(run))
-
-    async def unfinished(self) -> Sequence[StoredResponse]:
-        """Return the entries of responses that an earlier process left queued or running, the oldest first."""
-        chosen = f"SELECT {COLUMNS} FROM responses WHERE status IN ('queued', 'in_progress') ORDER BY created"
-        return await self._read(lambda db: [_whole(row) for row in db.execute(chosen).fetchall()]) or []
 
     async def close(self) -> None:
         """Close the file after all operations that have begun."""

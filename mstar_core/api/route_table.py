@@ -10,6 +10,11 @@ import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
+from mstar_core.api.responses.create import create
+from mstar_core.api.responses.options import INCLUDED
+from mstar_core.api.responses.schema import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
+from mstar_core.api.responses.stored import ITEMS, MOST_ITEMS, delete, input_items, retrieve
+from mstar_core.api.responses.stored import cancel as cancel_response
 from mstar_core.api.routes.chat import chat
 from mstar_core.api.routes.console import (
     asset_file,
@@ -69,12 +74,16 @@ SOUNDS: Final = ("audio/wav", "audio/pcm", "audio/flac", "audio/mpeg", "audio/og
 ASKED: Final = (400, 401, 404, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504)
 """Error statuses of inference requests."""
 
+STORED: Final = (400, 401, 404, 410, 503)
+"""Error statuses of routes for stored responses."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRoute:
     """One route. needs: the mapping that the model must have. is_open: requires no API key. is_socket: a WebSocket.
 
-    is_console: absent with `--no-console`. is_hidden: absent from the API description.
+    is_console: absent with `--no-console`. is_hidden: absent from the API description. shares_path: another route has
+    the same path and another method.
 
     body: type of the request body, sent as one of the content types in `takes`. files: upload fields, and whether each
     may be repeated. answer: type of the JSON response. gives: other content types of responses. query: schemas of the
@@ -93,6 +102,7 @@ class HttpRoute:
     is_socket: bool = False
     is_console: bool = False
     is_hidden: bool = False
+    shares_path: bool = False
     body: Struct | None = None
     takes: tuple[str, ...] = ()
     files: Mapping[str, bool] = field(default_factory=dict)
@@ -131,6 +141,73 @@ ROUTES: Final = (
         answer=ChatCompletion,
         gives=(EVENTS,),
         errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST",
+        path=ENDPOINTS["responses"],
+        handler=create,
+        name="responses",
+        needs="chat",
+        reads_body=True,
+        summary="Create a response",
+        body=ResponsesRequest,
+        takes=(JSON,),
+        answer=ResponseObject,
+        gives=(EVENTS,),
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="GET",
+        path="/v1/responses/<name:str>",
+        handler=retrieve,
+        name="response",
+        needs="chat",
+        answer=ResponseObject,
+        gives=(EVENTS,),
+        summary="A stored response, or the events of one in the background",
+        query={
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "minimum": 0},
+            "include": {"type": "array", "items": {"enum": list(INCLUDED)}},
+        },
+        errors=STORED,
+    ),
+    HttpRoute(
+        method="DELETE",
+        path="/v1/responses/<name:str>",
+        handler=delete,
+        name="response_delete",
+        needs="chat",
+        shares_path=True,
+        answer=DeletedResponse,
+        summary="Delete a stored response",
+        errors=STORED,
+    ),
+    HttpRoute(
+        method="POST",
+        path="/v1/responses/<name:str>/cancel",
+        handler=cancel_response,
+        name="response_cancel",
+        needs="chat",
+        answer=ResponseObject,
+        summary="Cancel a response in the background",
+        errors=STORED,
+    ),
+    HttpRoute(
+        method="GET",
+        path="/v1/responses/<name:str>/input_items",
+        handler=input_items,
+        name="response_items",
+        needs="chat",
+        answer=ItemList,
+        summary="The items that a response was generated from",
+        query={
+            "order": {"enum": ["asc", "desc"], "default": "desc"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": ITEMS},
+            "after": {"type": "string"},
+            "include": {"type": "array", "items": {"enum": list(INCLUDED)}},
+        },
+        errors=STORED,
     ),
     HttpRoute(
         method="POST",

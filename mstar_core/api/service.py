@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -29,7 +30,9 @@ from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
+from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
+from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
@@ -43,6 +46,9 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
 
 KEEPALIVE_S: Final = 15.0
+STORED_RESPONSES: Final = "responses.sqlite"
+"""Name of the store in the run directory."""
+
 SALT_BYTES: Final = 16
 PASSING: Final = ("worker_lost", "starting")
 """Codes of problems that end with the restart of a process."""
@@ -243,6 +249,11 @@ class Service:
         self._detokenizer = detokenizer
         self.kept_events = KeptEvents()
         self.detachable: set[asyncio.Task[Any]] = set()  # handlers of requests that may outlive their connection
+        self.background = BackgroundRuns()
+        self.responses = ResponseStore(
+            Path(deployment.run_dir) / STORED_RESPONSES,
+            StoreLimits(ttl_s=api.responses_ttl_s, most=api.responses_max_count, most_bytes=api.responses_max_bytes),
+        )
         self.burst = WriteBatch()
         self.telemetry = RequestTelemetry(clock, self._why_waiting)
         self.telemetry.on_end = metrics.ended
@@ -259,6 +270,11 @@ class Service:
         self.deployment = deployment
         api = deployment.api
         self.admission.limit(deployment.max_concurrent_requests, deployment.max_queue, api.max_requests_per_key)
+
+    async def close(self) -> None:
+        """End the runs in the background, whose requests have failed, and close the store of responses."""
+        await self.background.close()
+        await self.responses.close()
 
     def _why_waiting(self) -> str:
         if self.admission.is_paused:

@@ -274,6 +274,15 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[
         int, ConfigKey("Most connections at once; at the limit, idle ones are closed.", ge=8, le=1_048_576)
     ] = 2048
+    responses_ttl_s: Annotated[
+        float, ConfigKey("Seconds that a stored response is kept after its last use.", gt=0, le=31_536_000)
+    ] = 86400.0
+    responses_max_count: Annotated[int, ConfigKey("Most stored responses; 0 stores none.", ge=0, le=10_000_000)] = (
+        10_000
+    )
+    responses_max_bytes: Annotated[
+        int, ConfigKey("Most bytes of stored responses with their inputs.", ge=65536, le=TIB)
+    ] = 256 * MIB
     tls_cert: Annotated[
         str | None, ConfigKey("PEM file with the certificate; the api then serves HTTPS only.", is_reread=True)
     ] = None

@@ -94,6 +94,10 @@ ACTS: Final[dict[str, str]] = {
     "api.pool_processes": "tests/api/test_app_keys.py::test_as_many_processes_read_media_as_the_file_says",
     "api.max_connections": "tests/api/test_connection.py::test_idle_connections_beyond_the_limit_make_room",
     "api.max_requests_per_key": "tests/api/test_access.py::test_a_key_has_a_limit_of_its_own",
+    **{
+        f"api.responses_{key}": "tests/api/test_responses.py::test_limits_of_the_store_reach_it"
+        for key in ("ttl_s", "max_count", "max_bytes")
+    },
     "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.cors_origins": "tests/api/test_access.py::test_named_origins_may_call_and_others_may_not",

@@ -12,7 +12,7 @@ from typing import Final
 from mstar_core.api.errors import Forbidden, Unauthorized
 from mstar_core.config.resolved import ApiConfig
 
-METHODS: Final = "GET, POST, OPTIONS"
+METHODS: Final = "GET, POST, DELETE, OPTIONS"
 EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
 ASKABLE: Final = (
     "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, X-Period-Ms, X-Skipped-Ticks, X-Mstar-Detach, "

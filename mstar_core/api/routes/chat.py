@@ -14,11 +14,11 @@ from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
 from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.capabilities import check_capability
 from mstar_core.api.parse.messages import read_messages
-from mstar_core.api.parse.params import ParsedRequest, check_outputs
+from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs
 from mstar_core.api.parse.tools import ChatOptions, SentTool, read_effort, read_tools
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
 from mstar_core.api.routes.fields import check_count, check_name, openai_parsed, read_body, voice_of
-from mstar_core.api.schema import ChatRequest, NamedToolChoice
+from mstar_core.api.schema import ChatMessage, ChatRequest, NamedToolChoice
 from mstar_core.api.text.answers import AnswerReader, answer_readers
 from mstar_core.errors import RequestError, TimedOut
 from mstar_core.plugin.chat.turns import ToolChoice
@@ -49,16 +49,27 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
 
 
 async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> ParsedRequest:
-    service = exchange.service
-    spec = service.model
+    spec = exchange.service.model
     check_name(exchange, body.model)
     outputs = _outputs(spec, body)
     options = _options(spec, body, outputs, exchange.limits.max_text_bytes)
     voice = voice_of(spec, body.audio.voice, "audio.voice") if body.audio is not None else None
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    return await chat_call(exchange, body.messages, outputs, options, params)
+
+
+async def chat_call(
+    exchange: Exchange,
+    messages: Sequence[ChatMessage],
+    outputs: tuple[str, ...],
+    options: ChatOptions,
+    params: RequestParams,
+) -> ParsedRequest:
+    """Read a conversation and its media. Returns the whole request. Raises as `read_messages`, and TimedOut."""
+    service = exchange.service
     try:
         async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
-            read = await read_messages(body.messages, spec, exchange.limits, service.fetcher)
+            read = await read_messages(messages, service.model, exchange.limits, service.fetcher)
     except TimeoutError as error:
         raise TimedOut(
             f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"

@@ -77,18 +77,22 @@ def _unresumable(spec: ModelSpec, *, is_off: bool) -> list[dict[str, Any]]:
 
 ENDPOINTS: Final[Mapping[str, str]] = {
     "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
     "speech": "/v1/audio/speech",
     "image": "/v1/images/generations",
     "image_edit": "/v1/images/edits",
     "transcription": "/v1/audio/transcriptions",
     "robot_policy": "/v1/robot/policy",
 }
-"""Paths by mapping name."""
+"""Paths of inference routes by name."""
+
+SHARED: Final[Mapping[str, str]] = {"responses": "chat"}
+"""Mapping of a model by which another route is offered too."""
 
 
 def mapped_endpoints(spec: ModelSpec) -> list[str]:
     """Return the paths of the inference routes that a model supports."""
-    return ["/generate", *(path for name, path in ENDPOINTS.items() if name in spec.routes)]
+    return ["/generate", *(path for name, path in ENDPOINTS.items() if SHARED.get(name, name) in spec.routes)]
 
 
 API_VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -34,17 +34,21 @@ _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
-async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any]]:
+async def read_body(
+    exchange: Exchange, kind: type[T], prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+) -> tuple[T, dict[str, Any]]:
     """Check that a request is accepted. Return its JSON body as `kind`, and its remaining fields.
 
-    Takes its request id. Raises Unavailable, Overloaded, RequestError, UnsupportedType.
+    prepare: applied to the body before its types are checked. Takes its request id.
+
+    Raises Unavailable, Overloaded, RequestError, UnsupportedType.
     """
     exchange.check_open()
     content_type = exchange.content_type.partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise UnsupportedType("the body must be JSON", hint="send application/json")
-    fields = await read_json(exchange, exchange.limits)
-    body = typed(fields, kind)
+    fields: Mapping[str, Any] = await read_json(exchange, exchange.limits)
+    body = typed(fields if prepare is None else prepare(fields), kind)
     exchange.take_body_id(fields.get("request_id"))
     return body
 
@@ -186,12 +190,13 @@ def openai_parsed(
     rest: Mapping[str, Any],
     outputs: tuple[str, ...],
     offered: Mapping[str, Any] | None = None,
+    route: str | None = None,
 ) -> RequestParams:
     """Validate the parameters of an OpenAI route. rest: fields that the route does not read; offered: mapped if
-    possible.
+    possible. route: the mapping of the model that applies, by default that of the route's name.
     """
     spec = exchange.service.model
-    values = openai_params(spec, exchange.route, drop_unsupported(spec, rest), offered)
+    values = openai_params(spec, route or exchange.route, drop_unsupported(spec, rest), offered)
     return check_params(spec, values, rules_of(exchange, outputs))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import PING, Exchange
-from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.output.kept_events import EVENTS, EventLog
 from mstar_core.api.output.line_formats import LINES, NDJSON, pieces
 from mstar_core.api.requests.registry import LiveRequest, ReceivingRequest
 from mstar_core.errors import MstarError, NotFound, RequestError
@@ -47,6 +47,11 @@ async def events(exchange: Exchange) -> None:
             hint="they are kept for requests with the header X-Mstar-Detach, for a while, until the server restarts",
             code="request_not_found",
         )
+    await follow(exchange, log, after)
+
+
+async def follow(exchange: Exchange, log: EventLog, after: int) -> None:
+    """Stream the events of a log behind number `after` to its end. Raises RequestError, EventsGone."""
     log.check(after)
     exchange.end_with_process()
     keepalive = {EVENTS: PING, NDJSON: LINES.keepalive}.get(log.content_type, b"")

@@ -1,0 +1,1 @@
+"""The Responses API: requests, conversations of items, events, stored and background responses."""
