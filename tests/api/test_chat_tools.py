@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import openai
 import pytest
 
+from mstar_core.graph import Sampling
+from mstar_core.messages.requests import NewRequest
+from mstar_core.plugin import TextSampling, param
 from mstar_core.plugin.chat.format import ChatFormat, Effort, ReasoningFormat, ToolFormat
 from tests.api.conftest import Started, running
 from tests.api.test_chat import HI, PATH, events
 from tests.fakes.conductor import FakeDeployment, echo, say
-from tests.fakes.omni_model import SPEC, TEXT_ONLY
+from tests.fakes.omni_model import LM, SPEC, TEXT_ONLY
 
 EFFORTS: dict[Effort, dict[str, Any]] = {"none": {"thinks": False}, "high": {"thinks": True}}
 HERMES = ChatFormat(
@@ -23,6 +26,16 @@ HERMES = ChatFormat(
 )
 MODEL = replace(TEXT_ONLY, chat=HERMES)
 OPEN = replace(MODEL, chat=replace(HERMES, reasoning=ReasoningFormat(begins_open=True, efforts=EFFORTS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldParams(TextSampling):
+    max_output_tokens: int = param(64, "ids", ge=1, openai="max_tokens")
+    ignore_eos: bool = param(False, "go on to the limit")
+    seed: int | None = param(None, "seed", ge=0, openai="seed")
+
+
+HELD = replace(MODEL, params=HeldParams, nodes=(replace(LM, sampling=Sampling(port="token", is_text=True)),))
 
 ADD = {
     "type": "function",
@@ -274,6 +287,41 @@ async def test_a_model_names_the_capability_that_it_lacks(started: Started) -> N
     async with started(echo, model=MODEL) as api:
         (card,) = (await api.client.get("/v1/models")).json()["data"]
         assert card["capabilities"] == ["tools", "reasoning", "reasoning_effort"]
+
+
+async def test_a_required_call_is_held_by_a_grammar_and_streams(started: Started) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        for piece in ('<tool_call>{"name": "add", "arguments": {"a"', ": 1", "}}</tool_call>"):
+            fake.text(request.handle, piece.encode())
+        fake.finish(request.handle)
+
+    async with started(script, model=HELD) as api:
+        named = {"type": "function", "function": {"name": "add"}}
+        strict = tool(strict=True, parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+        for body in ({**ASK, "tool_choice": "required"}, {**ASK, "tool_choice": named}, {**HI, "tools": [strict]}):
+            got = events(await api.client.post(PATH, json={**body, "stream": True}))
+            deltas = [event["choices"][0]["delta"] for event in got if event != "[DONE]"]
+            calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+            assert [call["function"]["arguments"] for call in calls] == ["", *'{"a": 1}']
+            assert '"add\\"' in api.fake.requests[-1].params["constraint"]
+            assert deltas[0]["role"] == "assistant" and got[-2]["choices"][0]["finish_reason"] == "tool_calls"
+        for body in (ASK, HI, {**ASK, "tool_choice": "none"}):
+            await api.client.post(PATH, json=body)
+            assert api.fake.requests[-1].params["constraint"] is None
+        assert (await api.client.get("/v1/models/fake")).json()["capabilities"][-1] == "structured_outputs"
+
+
+async def test_a_schema_that_no_grammar_holds_is_refused_at_once(started: Started) -> None:
+    odd = {"type": "object", "properties": {}, "dependentRequired": {"a": ["b"]}}
+    async with started(echo, model=HELD) as api:
+        for body, field in (
+            ({**HI, "tools": [ADD, tool(name="odd", strict=True, parameters=odd)]}, "tools[1].function.parameters"),
+            ({**ASK, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        ):
+            answer = await api.client.post(PATH, json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+        loose = {**HI, "tools": [tool(parameters=odd)], "tool_choice": "required"}
+        assert (await api.client.post(PATH, json=loose)).status_code == 200
 
 
 async def test_tools_are_refused_beside_sound(started: Started) -> None:

@@ -134,6 +134,14 @@ def check_params(spec: ModelSpec, sent: Mapping[str, Any], rules: ParamRules) ->
     )
 
 
+def constrained(params: RequestParams, constraint: str) -> RequestParams:
+    """Return the parameters with a grammar of the answer. Raises RequestError if the answer goes on behind its end."""
+    if getattr(params.params, "ignore_eos", False):
+        hint = "omit it, or what needs a grammar: response_format, tool_choice, strict"
+        raise RequestError("ignore_eos contradicts a grammar of the answer", hint=hint, field="ignore_eos")
+    return dataclasses.replace(params, params=dataclasses.replace(params.params, constraint=constraint))
+
+
 def _check_temperatures(params: Any) -> None:
     """Refuse temperatures that are not zero but so small that logits divided by them are infinite."""
     for item in dataclasses.fields(params):

@@ -38,6 +38,7 @@ SILENT: Final = ("max_tool_calls", "prompt_cache_retention")
 """Options that are accepted: limits of hosted tools, which do not exist, and a hint."""
 
 PLACES: Final = (
+    (r"\btools\[(\d+)\]\.function\.", r"tools[\1]."),
     (r"\bresponse_format\.json_schema\b", "text.format"),
     (r"\bresponse_format\b", "text.format"),
     (r"(?<!_)\blogprobs\b", "include"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sanic.response import HTTPResponse
@@ -12,10 +13,9 @@ from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
 from mstar_core.api.output.kept_events import EVENTS
-from mstar_core.api.parse.capabilities import check_capability
 from mstar_core.api.parse.messages import read_messages
-from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs
-from mstar_core.api.parse.tools import ChatOptions, SentTool, read_effort, read_tools
+from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs, constrained
+from mstar_core.api.parse.tools import ChatOptions, SentTool, constraint_of, read_effort, read_tools
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
 from mstar_core.api.routes.fields import check_count, check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import ChatMessage, ChatRequest, NamedToolChoice
@@ -65,8 +65,14 @@ async def chat_call(
     options: ChatOptions,
     params: RequestParams,
 ) -> ParsedRequest:
-    """Read a conversation and its media. Returns the whole request. Raises as `read_messages`, and TimedOut."""
+    """Read a conversation and its media, and make the grammar that its options need. Returns the whole request.
+
+    Raises as `read_messages` and `constraint_of`, and TimedOut.
+    """
     service = exchange.service
+    constraint = await constraint_of(service.model, options)
+    if constraint is not None:
+        options, params = replace(options, constraint=constraint), constrained(params, constraint)
     try:
         async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
             read = await read_messages(messages, service.model, exchange.limits, service.fetcher)
@@ -112,8 +118,6 @@ def _options(spec: ModelSpec, body: ChatRequest, outputs: Sequence[str], max_byt
         case mode:
             choice = ToolChoice(mode=mode or "auto", parallel=parallel)
     tools = read_tools(spec, sent, choice, outputs, max_bytes)
-    if choice.mode in ("required", "named"):
-        check_capability(spec, "structured_outputs", "tool_choice")
     template, begins_open = read_effort(spec, body.reasoning_effort, "reasoning_effort")
     return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open)
 

@@ -72,7 +72,7 @@ def answer_readers(exchange: Exchange, call: ParsedRequest, count: int) -> list[
                 tools=[choice.name] if choice.mode == "named" else names,
                 begins_open=options.begins_open,
                 is_single=not choice.parallel,
-                is_constrained=options.is_constrained,
+                is_constrained=options.constraint is not None,
             ),
             f"{exchange.request_id}/{exchange.created}/{index}",
         )
