@@ -39,6 +39,8 @@ ROUTES: dict[str, dict[str, Any]] = {
     "speech-events": {"url": "/v1/audio/speech", "json": {"input": "x", "stream_format": "sse"}},
     "chat-whole": {"url": "/v1/chat/completions", "json": {"messages": SAY, "n": 2}},
     "chat-stream": {"url": "/v1/chat/completions", "json": {"messages": SAY, "stream": True}},
+    "responses-whole": {"url": "/v1/responses", "json": {"input": "hi"}},
+    "responses-stream": {"url": "/v1/responses", "json": {"input": "hi", "stream": True}},
     "image": {"url": "/v1/images/generations", "json": {"prompt": "x"}},
     "edit": {"url": "/v1/images/edits", "data": {"prompt": "x"}, "files": {"image": ("a.png", PNG)}},
     "transcription": {"url": "/v1/audio/transcriptions", "files": {"file": ("a.wav", media.wav(0.01))}},
@@ -262,6 +264,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "json": {"url": "/generate", "json": {"text": "x" * 300_000}},
     "speech": {"url": "/v1/audio/speech", "json": {"input": "x", "user": "u" * 300_000}},
     "chat": {"url": "/v1/chat/completions", "json": {"messages": [{"role": "user", "content": "x" * 300_000}]}},
+    "responses": {"url": "/v1/responses", "json": {"input": "x" * 300_000, "background": False}},
     "edit": {"url": "/v1/images/edits", "data": {"prompt": "x"}, "files": {"image": ("a.bmp", BMP)}},
     "transcription": {"url": "/v1/audio/transcriptions", "files": {"file": ("a.wav", media.wav(10))}},
 }

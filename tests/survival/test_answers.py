@@ -1,4 +1,4 @@
-"""SIGKILL of the api while it streams several answers of one chat request, and while a request is being received."""
+"""SIGKILL of the api while it streams chat answers or a response, and while a request is being received."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ CHAT: Final[dict[str, Any]] = {
 def deployment() -> Iterator[Mortal]:
     with Mortal(FAMILIES["qwen3_omni"]) as running:
         yield running
+
+
+RESPONSE: Final[dict[str, Any]] = {
+    "input": "How many shapes are there?",
+    "stream": True,
+    "seed": 3,
+    "temperature": 0.8,
+    "ignore_eos": True,
+    "max_output_tokens": 24,
+}
 
 
 def kill_api(deployment: Mortal) -> None:
@@ -81,6 +91,40 @@ def ends(received: list[dict[str, Any]]) -> list[tuple[int, str]]:
         for choice in event["choices"]
         if choice["finish_reason"]
     )
+
+
+async def response_events(deployment: Mortal, killed_at: int | None = None) -> list[dict[str, Any]]:
+    """Return the events of one response. killed_at: as for `events`."""
+    received: list[dict[str, Any]] = []
+    async with new_client(deployment.url) as client, client.stream("POST", "/v1/responses", json=RESPONSE) as answer:
+        assert answer.status_code == 200
+        async for _ in _data(answer, received, deployment, killed_at):
+            pass
+    return received
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    """Return what two responses to one request have in common."""
+    output = [{**item, "id": ""} for item in response["output"]]
+    return {**response, "output": output, "id": "", "created_at": 0, "completed_at": 0}
+
+
+async def test_a_response_goes_on_and_stored_ones_are_there(deployment: Mortal) -> None:
+    calm = await response_events(deployment)
+    stored = [calm[-1]["response"]]
+    for killed_at in (1, len(calm) // 2, len(calm) - 1):
+        received = await response_events(deployment, killed_at)
+        assert [event["sequence_number"] for event in received] == list(range(len(received)))
+        last = received[-1]["response"]
+        assert received[-1]["type"] == "response.incomplete" and without_ids(last) == without_ids(stored[0])
+        assert {event["response"]["id"] for event in received if "response" in event} == {last["id"]}
+        stored.append(last)
+        async with new_client(deployment.url) as client:
+            for response in stored:
+                answer = await client.get(f"/v1/responses/{response['id']}")
+                assert answer.json() == response
+        await asyncio.to_thread(until, lambda: deployment.admin("/v1")["state"] == "ready", "ready again")
+    await asyncio.to_thread(deployment.assert_clean)
 
 
 async def test_several_answers_of_one_response_go_on(deployment: Mortal) -> None:
