@@ -478,6 +478,21 @@ async def test_detached_streams_work_as_on_other_routes(started: Started) -> Non
         assert whole.text.endswith(again.text) and again.text.startswith("id: 3\n")
 
 
+async def test_a_page_of_an_allowed_origin_may_delete(started: Started) -> None:
+    origin = "https://page.example"
+    async with opened(started, repeat, cors_origins=(origin,)) as (api, client):
+        response = await client.responses.create(input="x")
+        url = f"{PATH}/{response.id}"
+        headers = {"Origin": origin, "Access-Control-Request-Method": "DELETE"}
+        allowed = await api.client.options(url, headers=headers)
+        assert allowed.status_code == 204 and "DELETE" in allowed.headers["Access-Control-Allow-Methods"]
+        foreign = await api.client.delete(
+            url, headers={"Origin": "https://other.example", "Sec-Fetch-Site": "cross-site"}
+        )
+        assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "origin_not_allowed")
+        assert (await api.client.delete(url, headers={"Origin": origin})).json()["deleted"] is True
+
+
 USER = {"role": "user", "content": "x"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "input", "missing_field"),
