@@ -1,9 +1,13 @@
-"""Encoding of a client's text as plain letters. Used by processors; imports no tokenizer library."""
+"""Plain text of tokenizers: a client's text as plain letters, and the bytes of byte-level ids.
+
+Used by processors; imports no tokenizer library.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Protocol
 
 
@@ -32,3 +36,19 @@ def plain_ids(encode: Callable[[str], Encoded], text: str, control: Container[in
     if text in pieces:
         return [token for token in encoded.ids if token not in control]
     return [token for piece in pieces for token in plain_ids(encode, piece, control)]
+
+
+def spelled_bytes(letters: str) -> bytes:
+    """Return the bytes of a token of a byte-level vocabulary, whose entries spell each byte as a letter."""
+    return bytes(_byte_letters()[letter] for letter in letters)
+
+
+@functools.cache
+def _byte_letters() -> Mapping[str, int]:
+    """Return the byte of each letter of a byte-level vocabulary. Source: GPT-2.
+
+    Printable Latin-1 letters are their own bytes; the other bytes are the letters from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}

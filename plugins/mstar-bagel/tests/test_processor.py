@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher
 from PIL import Image
 
 from mstar_bagel.checkpoint.config import ResizeRule
@@ -148,6 +149,15 @@ def test_an_effort_of_thinking_sets_the_mode_of_the_model(golden: Any, reference
     plain, thinking = map(processor.process_prompt, asked)
     assert ([segment.kind for segment in plain.segments], plain.params.think_mode) == (["text"], False)
     assert ([segment.kind for segment in thinking.segments], thinking.params.think_mode) == (["system", "text"], True)
+
+
+def test_its_vocabulary_spells_every_text(reference: Any, processor: Processor) -> None:
+    ids, table = reference.sizes.ids, processor.token_table()
+    assert (len(table), table.ends, ids.end in table.special) == (reference.sizes.language.vocab, (ids.end,), True)
+    text = "a boat,\n é 42"
+    assert b"".join(table.tokens[token] for token in table.ids_of(text)).decode() == text
+    matcher = LLMatcher(table.tokenizer, 'start: "a boat" /[^0-9]+/ "42"')
+    assert matcher.try_consume_tokens(table.ids_of(text)) == len(table.ids_of(text)) and matcher.is_accepting()
 
 
 def test_messages_are_segments_and_chatml_adds_roles(reference: Any, processor: Processor) -> None:

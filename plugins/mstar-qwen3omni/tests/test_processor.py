@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from PIL import Image
 
+from mstar_core.constraints.tool_calls import of_tool_calls
 from mstar_core.errors import BadMedia, RequestError, TooLarge, WeightsError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.chat.turns import Role, Tool, ToolCall, ToolChoice, Turn
 from mstar_core.plugin.media import MediaLimits
 from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, PromptRequest
 from mstar_qwen3omni.params import Params
+from mstar_qwen3omni.plugin import CHAT
 from mstar_qwen3omni.processor import Processor
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM
 
@@ -200,6 +203,18 @@ def test_calls_and_their_results_are_written_as_the_template_does(processor: Pro
         '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\none\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_its_vocabulary_holds_an_answer_to_calls(processor: Processor) -> None:
+    table, end = processor.token_table(), processor._config.ids.im_end
+    assert (len(table), table.ends, table.tokens[end]) == (700, (end,), b"<|im_end|>")
+    grammar = of_tool_calls(CHAT, [NOW], ToolChoice(mode="required"))
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for text, is_whole in ((call, True), (f"{call} so", False), ("Hello", False)):
+        ids = table.ids_of(text)
+        assert b"".join(table.tokens[token] for token in ids).decode() == text
+        matcher = LLMatcher(table.tokenizer, grammar)
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == is_whole
 
 
 def test_the_talker_reads_user_turns_and_the_start_of_the_answer(processor: Processor) -> None:

@@ -26,6 +26,7 @@ from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 
 if TYPE_CHECKING:
     from mstar_bagel.params import Guidance, Params
+    from mstar_core.constraints.vocabulary import TokenTable
 
 TEXT: Final = "text"
 CHATML: Final = "chatml"
@@ -67,6 +68,10 @@ class Processor:
     def detokenizer(self) -> TextStream:
         """Return a detokenizer for one answer."""
         return TextStream(self.tokenizer)
+
+    def token_table(self) -> TokenTable:
+        """Return the bytes of the ids of text, for grammars."""
+        return self.tokenizer.token_table(self._sizes.language.vocab, (self._sizes.ids.end,))
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return segments and arrays of a request. Raises RequestError with the field name for invalid input."""

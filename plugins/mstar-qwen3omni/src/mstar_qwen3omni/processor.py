@@ -28,6 +28,7 @@ from mstar_qwen3omni.request.tokenizer import NumberDetokenizer, TextTokenizer, 
 from mstar_qwen3omni.request.videos import Sampling, read_clip
 
 if TYPE_CHECKING:
+    from mstar_core.constraints.vocabulary import TokenTable
     from mstar_qwen3omni.params import Params
 
 INLINE_CHARS: Final = 1024
@@ -89,6 +90,10 @@ class Processor:
         return (
             self.tokenizer.detokenizer() if has_tokenizer(self._folder) else NumberDetokenizer(self._config.ids.im_end)
         )
+
+    def token_table(self) -> TokenTable:
+        """Return the bytes of the thinker's ids, for grammars. Raises WeightsError without tokenizer files."""
+        return self.tokenizer.token_table(self._config.thinker.vocab, (self._config.ids.im_end,))
 
     def warm_up(self) -> None:
         """Load the tokenizer."""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mstar_bagel.checkpoint.config import TOKENIZER_CONFIG, read_json
 from mstar_core.errors import WeightsError
-from mstar_core.plugin.plain_text import plain_ids
+from mstar_core.plugin.plain_text import plain_ids, spelled_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from mstar_core.constraints.vocabulary import TokenTable
 
 FILE: Final = "tokenizer.json"
 VOCAB: Final = "vocab.json"
@@ -35,6 +37,17 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text. A spelled-out control token is split after its first character."""
         return plain_ids(partial(self._tokenizer.encode, add_special_tokens=False), text, self._control)
+
+    def token_table(self, vocab: int, ends: Sequence[int]) -> TokenTable:
+        """Return the bytes of `vocab` ids, for grammars. ends: ids that end an answer."""
+        from mstar_core.constraints.vocabulary import TokenTable  # here, because most requests need no grammar
+
+        added = {token: str(each.content) for token, each in self._tokenizer.get_added_tokens_decoder().items()}
+        tokens = [
+            added[token].encode() if token in added else spelled_bytes(self._tokenizer.id_to_token(token) or "")
+            for token in range(vocab)
+        ]
+        return TokenTable(tokens, special=[token for token in added if token < vocab], ends=ends, encode=self.encode)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids without control tokens; an incomplete character becomes U+FFFD."""

@@ -11,13 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mstar_core.errors import WeightsError
-from mstar_core.plugin.plain_text import plain_ids
+from mstar_core.plugin.plain_text import plain_ids, spelled_bytes
 from mstar_core.plugin.processor import Detokenizer
+
+if TYPE_CHECKING:
+    from mstar_core.constraints.vocabulary import TokenTable
 
 WHOLE: Final = "tokenizer.json"
 VOCAB, MERGES, SETTINGS = "vocab.json", "merges.txt", "tokenizer_config.json"
@@ -56,8 +59,16 @@ class TextTokenizer:
         added = self._added.get(token)
         if added is not None:
             return str(added.content).encode()
-        spelled = self._tokenizer.id_to_token(token) or ""
-        return bytes(_byte_letters()[letter] for letter in spelled)
+        return spelled_bytes(self._tokenizer.id_to_token(token) or "")
+
+    def token_table(self, vocab: int, ends: Sequence[int]) -> TokenTable:
+        """Return the bytes of `vocab` ids, for grammars. ends: ids that end an answer."""
+        from mstar_core.constraints.vocabulary import TokenTable  # here, because most requests need no grammar
+
+        special = [token for token in sorted(self._control) if token < vocab]
+        names = {token: str(self._added[token].content).encode() for token in special if token in self._added}
+        tokens = [names.get(token) or self.bytes_of(token) for token in range(vocab)]
+        return TokenTable(tokens, special=special, ends=ends, encode=self.encode)
 
 
 class ByteDetokenizer:
@@ -151,14 +162,3 @@ def _added(token: Mapping[str, Any]) -> AddedToken:
         normalized=bool(token.get("normalized", False)),
         special=bool(token.get("special", False)),
     )
-
-
-@functools.cache
-def _byte_letters() -> Mapping[str, int]:
-    """Return the byte of each letter of a byte-level vocabulary. Source: GPT-2.
-
-    Printable Latin-1 letters are their own bytes; the other bytes are the letters from 256 on.
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
