@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mstar_core.transport.dtypes import Array
 
 DEADLINE_S = 600.0
-NUMBERS = ("action", "scalar", "tensor", PROGRESS)
+NUMBERS = ("action", "scalar", "tensor", "embedding", PROGRESS)
 """Modalities that are sent as the raw bytes of their arrays."""
 
 

@@ -67,7 +67,15 @@ class TensorData(Modality):
     kind: ClassVar[str] = "tensor"
 
 
-MODALITIES: tuple[type[Modality], ...] = (Text, Image, Audio, Video, Action, Scalar, TensorData)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding(Modality):
+    """One float32 vector [dim] of length 1, for the whole input."""
+
+    kind: ClassVar[str] = "embedding"
+    dim: int | None = None
+
+
+MODALITIES: tuple[type[Modality], ...] = (Text, Image, Audio, Video, Action, Scalar, TensorData, Embedding)
 MODALITY_NAMES: tuple[str, ...] = tuple(m.kind for m in MODALITIES)
 
 PROGRESS: Final = "progress"

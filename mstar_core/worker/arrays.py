@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HALVES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
-NUMBERS: Final = frozenset(("action", "scalar", "tensor"))
+NUMBERS: Final = frozenset(("action", "scalar", "tensor", "embedding"))
 """Modalities that leave as numbers, in the dtype that a request asks for."""
 
 

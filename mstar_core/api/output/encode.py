@@ -256,7 +256,7 @@ class OutputEncoder:
                 return [self._sound(*await self._postprocess(widened(item), "audio"), self._clock())]
             case "text":
                 return self._text(item)
-            case "action" | "scalar" | "tensor":
+            case "action" | "scalar" | "tensor" | "embedding":
                 self.action_steps += _steps(item) if item.modality == "action" else 0
                 return [await self._packed(item)]
             case _:

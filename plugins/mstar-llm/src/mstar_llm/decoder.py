@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, cast
 
 from torch import nn
+from torch.nn.functional import normalize
 
 from mstar_core.layers import (
     Attention,
@@ -138,11 +139,16 @@ class LanguageModel(nn.Module):
     def __init__(self, config: DecoderConfig, *, has_head: bool, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.model = Decoder(config, shard)
+        self._is_embedding = config.is_embedding
         self.lm_head = Head(config.width, config.vocab, None if has_head else self.model.embed_tokens, shard)
 
     def forward(self, *, kv: KVView, positions: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-        """Return {"hidden": [T, width]}, normalized. tokens, positions: int64 [T], all sequences of the step packed."""
-        return {"hidden": self.model(tokens, positions, kv)}
+        """Return {"hidden": [T, width]}, normalized. tokens, positions: int64 [T], all sequences of the step packed.
+
+        Embedding models also return {"embedding": float32 [T, width]}, vectors of length 1.
+        """
+        hidden = self.model(tokens, positions, kv)
+        return {"hidden": hidden} | ({"embedding": normalize(hidden.float(), dim=-1)} if self._is_embedding else {})
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in the weights' dtype. hidden: [n, width]."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mstar_core.plugin.model import ModelContext
 
 HEAD_KEY: Final = "lm_head.weight"
+EMBEDDING_KEY: Final = "embed_tokens.weight"
 
 
 class Llm:
@@ -36,11 +37,12 @@ class Llm:
         """Build the decoder with its weights, in the context's dtype and on its device."""
         ctx, config = self._ctx, self._config
         files = Checkpoint.find(self._folder)
-        prefix = config.architecture.prefix
-        has_head = prefix + HEAD_KEY in files.file_of and not config.ties
+        has_head = HEAD_KEY in files.file_of and not config.ties
         with building(ctx.device, ctx.dtype):
             module = LanguageModel(config, has_head=has_head, shard=ctx.shard)
-        names = NameMap(ignore=() if has_head else (HEAD_KEY,))
+        # Embedding models are published without the part that holds the head.
+        prefixes = {"": "model."} if EMBEDDING_KEY in files.file_of else {}
+        names = NameMap(prefixes=prefixes, ignore=() if has_head else (HEAD_KEY,))
         load_weights(module, files, names, ctx.progress, expert_parts(module))
         if config.architecture.has_offset_norms:
             add_norm_offsets(module)

@@ -13,6 +13,7 @@ from typing import Any
 
 from mstar_core.graph import CLIENT, KV_CACHE, GraphEdge, GraphNode, KVSpec, Loop, NodeSpec, Sampling, StopOn, Walk
 from mstar_core.plugin import (
+    Embedding,
     ModelSpec,
     Partition,
     ProgramRequest,
@@ -74,6 +75,14 @@ def program(request: ProgramRequest) -> ProgramGenerator:
     ]
 
 
+def embed(request: ProgramRequest) -> ProgramGenerator:
+    """Read all tokens but the last one, then the last one alone, so that one vector leaves and not one per token."""
+    if "tokens" in request.inputs:
+        yield [Run("read", tokens=request.inputs["tokens"]), Run("embed", tokens=request.inputs["last"])]
+    else:
+        yield Run("embed", tokens=request.inputs["last"])
+
+
 def llm(config: DecoderConfig) -> ModelSpec:
     """Return the spec for a checkpoint of these sizes."""
     inner = "values of an expert" if config.experts else "values of an MLP"
@@ -88,6 +97,8 @@ def llm(config: DecoderConfig) -> ModelSpec:
         weight_bytes=16_381_000_000,
         doc="decoder: reads ids and draws the next one",
     )
+    if config.is_embedding:
+        return _embedding_model(config, decoder)
     to_client = GraphEdge("token", CLIENT, modality="text")
     write = GraphNode(decoder, ("token",), (to_client,))
     stop = StopOn("token", config.stop_ids, unless="ignore_eos")
@@ -122,6 +133,30 @@ def llm(config: DecoderConfig) -> ModelSpec:
         resolve="mstar_llm.sources.download:resolve_weights",
         notice="llm:tiny has random weights: its text is noise",
         max_seq_len=min(8192, config.max_positions),
+    )
+
+
+def _embedding_model(config: DecoderConfig, decoder: NodeSpec) -> ModelSpec:
+    """Return the spec for an embedding model: the same decoder, without sampling, with a vector for its output."""
+    ports = {"tokens": "i64[n]", "embedding": f"f32[n,{config.width}]"}
+    decoder = replace(
+        decoder, ports=ports, sampling=None, doc="decoder: reads ids; its last hidden state is the output"
+    )
+    to_client = GraphEdge("embedding", CLIENT, modality="embedding")
+    walks: dict[str, Walk] = {
+        "read": GraphNode(decoder, ("tokens",)),
+        "embed": GraphNode(decoder, ("tokens",), (to_client,)),
+    }
+    vector = frozenset({"embedding"})
+    return replace(
+        llm(replace(config, is_embedding=False)),
+        title="Embedding model: a text to a vector",
+        outputs=(Embedding(dim=config.width),),
+        routes=frozenset(),
+        nodes=(decoder,),
+        partitions=(Partition(name="LLM", program=embed, walks=walks),),
+        samples=(Sample(name="text", inputs={"tokens": (23,), "last": (1,)}, outputs=vector),),
+        make_samples=None,
     )
 
 

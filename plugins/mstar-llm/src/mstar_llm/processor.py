@@ -51,6 +51,8 @@ class Processor:
                 allowed=f"< {limit}",
                 code="context_length_exceeded",
             )
+        if self._config.is_embedding:
+            return _embedded(ids)
         limited = replace(params, max_output_tokens=min(params.max_output_tokens, room))
         return Inputs(
             arrays={"tokens": np.asarray(ids, dtype=np.int64)},
@@ -59,6 +61,21 @@ class Processor:
             params=limited,
             warnings=lowered_warnings(params, "max_output_tokens", room),
         )
+
+    def tokenize(self, request: PromptRequest, *, adds_special: bool) -> Sequence[int]:
+        """Return the ids that the model reads for a prompt. adds_special: of raw prompts."""
+        return self._prompt(request, adds_special=adds_special)
+
+    def spell(self, ids: Sequence[int]) -> Sequence[bytes]:
+        """Return the UTF-8 text of each id, control tokens included. Raises RequestError for an unknown id."""
+        wrong = next((token for token in ids if not 0 <= token < self._config.vocab), None)
+        if wrong is not None:
+            allowed = f"ids from 0 to {self._config.vocab - 1}"
+            raise RequestError(f"ids contain {wrong}", f"allowed are {allowed}", field="ids", allowed=allowed)
+        return [self._spelled(token) for token in ids]
+
+    def _spelled(self, token: int) -> bytes:
+        return self.tokenizer.bytes_of(token) or self.tokenizer.control.get(token, "").encode()
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Return the bytes of an output that is not text."""
@@ -72,7 +89,7 @@ class Processor:
         """Return the bytes of all ids, for grammars. Tokens of calls and thinking are text in a grammar."""
         control = self.tokenizer.control
         count = self.tokenizer.size
-        tokens = [self.tokenizer.bytes_of(token) or control.get(token, "").encode() for token in range(count)]
+        tokens = [self._spelled(token) for token in range(count)]
         encode = partial(self.tokenizer.encode, adds_special=False)
         return TokenTable(tokens, special=tuple(control), ends=self._config.stop_ids, encode=encode)
 
@@ -97,14 +114,15 @@ class Processor:
         text = read_template(self._folder)
         return ChatTemplate(text, _named_tokens(self._folder)) if text else None
 
-    def _prompt(self, request: PromptRequest) -> list[int]:
+    def _prompt(self, request: PromptRequest, *, adds_special: bool = True) -> list[int]:
         if request.params.prompt_token_ids is not None:
             return self._checked(request.params.prompt_token_ids)
         if not request.turns and not request.text:
             raise RequestError("the request has no text", hint="send one", field="text", code="missing_field")
-        if request.is_raw or (self._template is None and not request.turns):
+        is_base = self._template is None or self._config.is_embedding
+        if request.is_raw or (is_base and not request.turns):
             # A completion writes the whole prompt itself, control tokens too.
-            return self.tokenizer.encode(request.text or "", adds_special=True)
+            return self.tokenizer.encode(request.text or "", adds_special=adds_special)
         if self._template is None:
             raise RequestError(
                 "this checkpoint has no chat template",
@@ -131,6 +149,12 @@ class Processor:
             title = "prompt_token_ids is empty" if wrong is None else f"prompt_token_ids contains {wrong}"
             raise RequestError(title, f"allowed are {allowed}", field="prompt_token_ids", allowed=allowed)
         return list(ids)
+
+
+def _embedded(ids: Sequence[int]) -> Inputs:
+    """Return the inputs of an embedding: the last token apart from those before it, if there are any."""
+    arrays = {"tokens": np.asarray(ids[:-1], dtype=np.int64), "last": np.asarray(ids[-1:], dtype=np.int64)}
+    return Inputs(arrays={name: array for name, array in arrays.items() if array.size}, prompt_tokens=len(ids))
 
 
 def _content(request: PromptRequest, turn: Turn) -> str:

@@ -22,7 +22,6 @@ class Architecture:
     has_offset_norms: norm weights are stored less one.
     scales_embeddings: embeddings are multiplied by the root of their width.
     activation: of the gated MLP.
-    prefix: of tensor names, in checkpoints that contain other models beside the text model.
     """
 
     qkv_bias: bool = False
@@ -32,7 +31,6 @@ class Architecture:
     has_offset_norms: bool = False
     scales_embeddings: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    prefix: str = ""
 
 
 GEMMA3: Final = Architecture(

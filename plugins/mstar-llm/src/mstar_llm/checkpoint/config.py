@@ -16,6 +16,9 @@ from mstar_llm.checkpoint.architectures import ACTIVATIONS, ARCHITECTURES, Archi
 
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
+MODULES: Final = "modules.json"
+"""Pooling of embedding models, in the layout of Sentence Transformers. Only embedding models have it."""
+
 _DAMAGED: Final = "download this file again"
 
 
@@ -27,7 +30,7 @@ class DecoderConfig:
     of a token's experts add up to 1. bias: of queries, keys and values. score_size: attention scores are divided by its
     root. windows: by layer, the tokens that a token sees, itself included; 0 for all; empty if every layer sees all.
     rope: rotary parameters of layers that see all; local_rope: of layers with a window. ties: the head shares the
-    weight of the embedding. stop_ids: each of them ends an answer.
+    weight of the embedding. stop_ids: each of them ends an answer. is_embedding: the model turns a text into a vector.
     """
 
     architecture: Architecture
@@ -50,6 +53,7 @@ class DecoderConfig:
     rope: Mapping[str, Any] = field(default_factory=dict)
     local_rope: Mapping[str, Any] = field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
+    is_embedding: bool = False
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -82,6 +86,7 @@ def read_config(folder: Path) -> DecoderConfig:
         rope=rope,
         local_rope=local_rope,
         stop_ids=_stop_ids(folder, fields),
+        is_embedding=(folder / MODULES).is_file(),
     )
 
 

@@ -70,14 +70,24 @@ def byte_tokenizer(merges: Sequence[str] = ()) -> Tokenizer:
 
 
 def write_texts(
-    folder: Path, tokenizer: Tokenizer, *, width: int, layers: int, heads: int, kv_heads: int, head_dim: int, mlp: int
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    width: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    mlp: int,
+    ties: bool = False,
+    dtype: str = "float32",
 ) -> None:
     """Write configs, tokenizer and chat template of a Qwen3 of this size, in the layout of the hub."""
     ids = {text: tokenizer.token_to_id(text) for text in CONTROL}
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "dtype": "float32",
+        "dtype": dtype,
         "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": width,
         "intermediate_size": mlp,
@@ -89,7 +99,7 @@ def write_texts(
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e4,
         "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": ties,
         "eos_token_id": ids["<|im_end|>"],
     }
     generation = {"eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]]}
