@@ -20,6 +20,7 @@ from mstar_core.messages.requests import NewRequest
 from mstar_core.plugin.chat.format import ChatFormat, ReasoningFormat, ToolFormat
 from tests.api.conftest import Api, Started
 from tests.api.live import LiveApi, live_api
+from tests.api.test_chat_tools import HELD
 from tests.fakes import media
 from tests.fakes.conductor import FakeDeployment, say
 from tests.fakes.omni_model import SPEC
@@ -185,6 +186,34 @@ async def test_calls_and_their_outputs_go_back_into_the_conversation(started: St
         assert repeated.prompts[-1].endswith("<tool>weather: rain<assistant>n:2<user>And now?<assistant>")
         assert "Be brief." not in repeated.prompts[-1]
         assert third.previous_response_id == second.id
+
+
+async def test_a_required_function_is_held_by_a_grammar_and_its_arguments_stream(started: Started) -> None:
+    async with opened(started, say(CALL[:45], CALL[45:55], CALL[55:]), model=HELD) as (api, client):
+        named = {"type": "function", "name": "weather"}
+        allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+        for choice in ("required", named, allowed):
+            stream = await client.responses.create(input="hi", tools=[WEATHER], tool_choice=choice, stream=True)
+            events = [event async for event in stream]
+            deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+            assert len(deltas) > 1 and json.loads("".join(deltas)) == ARGUMENTS
+            assert "weather" in api.fake.requests[-1].params["constraint"]
+            assert json.loads(events[-1].response.output[0].arguments) == ARGUMENTS
+        odd = {"type": "object", "properties": {}, "dependentRequired": {"a": ["b"]}}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(input="hi", tools=[{**WEATHER, "strict": True, "parameters": odd}])
+        assert refused.value.param == "tools[0].parameters"
+
+
+async def test_a_call_that_the_limit_cuts_off_is_incomplete(started: Started) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        fake.text(request.handle, CALL[:50])
+        fake.finish(request.handle, "length")
+
+    async with opened(started, script, model=HELD) as (_, client):
+        response = await client.responses.create(input="hi", tools=[WEATHER], tool_choice="required")
+        (call,) = response.output
+        assert (response.status, call.type, call.status) == ("incomplete", "function_call", "incomplete")
 
 
 async def test_items_of_every_kind_reach_the_template_in_order(started: Started) -> None:

@@ -24,7 +24,10 @@ from mstar_core.api.service import Service
 from mstar_core.errors import Cancelled, MstarError
 
 RUNNING: Final = ("queued", "in_progress")
-LOST: Final = ResponseError(code="server_error", message="the api was restarted while it generated this response")
+LOST: Final = ResponseError(
+    code="server_error",
+    message="the response was lost: the api was restarted before its end, or could not store it",
+)
 
 Generate = Callable[[], AsyncGenerator[list[ResponseEvent]]]
 
