@@ -24,6 +24,7 @@ from tests.families.families import ROOT, SPECS
 from tests.parallel.two_ranks import parallel_runtime
 
 MODELS = {
+    "llm": (("LLM",), ("question", "one id")),
     "orpheus": (("LLM",), ("sentence", "flushed")),
     "qwen3_omni": (("Thinker", "Talker"), ("text, spoken", "image and audio, spoken")),
     "bagel": (("LLM",), ()),

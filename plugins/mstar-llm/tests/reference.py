@@ -77,6 +77,7 @@ def write_checkpoint(case: Case, folder: Path, **fields: Any) -> Any:
     return model
 
 
+@torch.no_grad()
 def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
     """Return the greedy ids, and the log-probabilities of all ids at each of them: float32 [count, vocab]."""
     ids = list(prompt)

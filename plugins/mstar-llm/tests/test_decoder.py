@@ -13,6 +13,7 @@ from torch import Tensor
 from mstar_core.engine.attention import backend, make_pools
 from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.errors import WeightsError
+from mstar_core.layers.quantize import quantize
 from mstar_core.plugin.model import ModelContext
 from mstar_llm.checkpoint.config import read_config
 from mstar_llm.model import Llm
@@ -89,3 +90,14 @@ def test_a_config_that_would_be_computed_wrongly_is_refused(key: str, value: Any
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(WeightsError, match=key):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+def test_float8_weights_give_nearly_the_same_log_probabilities(name: str, tmp_path: Path) -> None:
+    model = write_checkpoint(CASES[name], tmp_path)
+    _, expected = greedy(model, PROMPT, 1)
+    cached = Cached(tmp_path)
+    report = quantize(cached.module, "fp8")
+    assert set(report.kinds) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    difference = (cached.read(PROMPT) - expected[0]).abs()
+    assert 0 < float(difference.mean()) < 0.5

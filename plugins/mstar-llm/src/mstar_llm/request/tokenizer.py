@@ -13,6 +13,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.plain_text import spelled_bytes
 
 FILE: Final = "tokenizer.json"
 GUARD: Final = "\ufdd0"
@@ -77,7 +78,7 @@ class TextTokenizer:
             return self._added[token].encode()
         letters = self._tokenizer.id_to_token(token) or ""
         if self._is_byte_level:
-            return bytes(_byte_letters()[letter] for letter in letters)
+            return spelled_bytes(letters)
         byte = _BYTE_TOKEN.fullmatch(letters)
         return bytes([int(byte[1], 16)]) if byte else letters.replace("▁", " ").encode()
 
@@ -102,14 +103,3 @@ class ByteDetokenizer:
     def flush(self) -> str:
         """Return the replacement character for an incomplete character at the end, else an empty text."""
         return self._decoder.decode(b"", final=True)
-
-
-@functools.cache
-def _byte_letters() -> Mapping[str, int]:
-    """Return the byte of each letter of a byte-level vocabulary. Source: GPT-2.
-
-    Printable Latin-1 letters are their own bytes; the other bytes are the letters from 256 on.
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
