@@ -138,3 +138,12 @@ def test_drawn_ids_are_kept_until_the_next_request(made: Made) -> None:
     assert seen(fd).drawn() == []
     other.draw(b"x" * DRAWN_BYTES)
     assert seen(fd).record.request_bytes < 0, "a request whose ids are not all known cannot go on"
+
+
+def test_a_released_recording_has_no_drawn_ids_and_takes_no_request(made: Made) -> None:
+    recording, _ = made
+    recording.begin("req", "trace", 0.0, 0.0)
+    recording.draw(b"first")
+    recording.close()
+    recording.begin("next", "trace", 0.0, 0.0)
+    assert recording.drawn() == [], "the next request of its connection is answered all the same"

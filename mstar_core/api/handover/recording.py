@@ -185,8 +185,11 @@ class ConnectionRecording:
         self._drawn_end = end
 
     def drawn(self) -> list[bytes]:
-        """Return the entries of drawn ids of the request in progress."""
-        entries, at = [], _DRAWN
+        """Return the entries of drawn ids of the request in progress, none once the memory is unmapped."""
+        entries: list[bytes] = []
+        if self._memory.closed:
+            return entries
+        at = _DRAWN
         while size := LENGTH.unpack_from(self._memory, at)[0]:
             entries.append(self._memory[at + LENGTH.size : at + LENGTH.size + size])
             at += LENGTH.size + size
