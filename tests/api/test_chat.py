@@ -21,6 +21,7 @@ from tests.fakes.omni_model import SPEC, TEXT_ONLY
 
 PATH = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}]}
+SPOKEN = {"modalities": ["text", "audio"]}
 
 
 def data_url(data: bytes, kind: str = "application/octet-stream") -> str:
@@ -281,7 +282,7 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({**HI, "modalities": ["smell"]}, 400, "unknown_modality", "modalities"),
     ({**HI, "modalities": ["video"]}, 400, "unknown_modality", "modalities"),
     ({**HI, "audio": {"voice": "nobody"}}, 400, "invalid_value", "voice"),
-    ({**HI, "audio": {"format": "aac"}}, 400, "unsupported_parameter", "audio.format"),
+    ({**HI, **SPOKEN, "audio": {"format": "aac"}}, 400, "unsupported_parameter", "audio.format"),
     ({**HI, "tools": [{"type": "function", "function": {"name": "add"}}]}, 400, "unsupported_parameter", "tools"),
     ({**HI, "logprobs": True}, 400, "unsupported_parameter", "logprobs"),
     ({**HI, "response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
@@ -378,3 +379,21 @@ async def test_the_openai_client_chats(started: Started) -> None:
                 audio={"voice": "ethan", "format": "wav"},
             )
             assert spoken.choices[0].message.audio is not None
+
+
+async def test_an_answer_bears_the_name_by_which_the_model_was_asked(started: Started) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    async with started(echo, model=SPEC, aliases=("chat-1",)) as api:
+        for asked, told in (("chat-1", "chat-1"), ("fake_omni", "fake_omni"), ("another", "fake")):
+            body = {"model": asked, "messages": messages, "audio": {"format": "wav"}, "modalities": ["text"]}
+            answer = (await api.client.post("/v1/chat/completions", json=body)).json()
+            assert answer["model"] == told
+
+
+async def test_the_form_of_sound_is_not_looked_at_without_sound(started: Started) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    async with started(echo, model=SPEC) as api:
+        body = {"messages": messages, "audio": {"format": "wav"}, "modalities": ["text"], "stream": True}
+        assert (await api.client.post("/v1/chat/completions", json=body)).status_code == 200
+        body["modalities"] = ["text", "audio"]
+        assert (await api.client.post("/v1/chat/completions", json=body)).status_code == 400

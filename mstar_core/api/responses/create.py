@@ -32,7 +32,7 @@ from mstar_core.api.responses.schema import (
 from mstar_core.api.responses.stored import conversation_items
 from mstar_core.api.responses.turns import chat_form
 from mstar_core.api.routes.chat import chat_call
-from mstar_core.api.routes.fields import check_name, openai_parsed, read_body
+from mstar_core.api.routes.fields import answered_name, check_name, openai_parsed, read_body
 from mstar_core.api.routes.request_state import follow
 from mstar_core.api.service import Service
 from mstar_core.api.text.answers import AnswerReader, answer_readers
@@ -176,7 +176,7 @@ def _response(
     return ResponseObject(
         id=response_id,
         created_at=int(exchange.created),
-        model=exchange.service.deployment.name,
+        model=answered_name(exchange, body.model),
         status="queued" if body.background else "in_progress",
         background=body.background,
         instructions=body.instructions,

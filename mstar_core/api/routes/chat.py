@@ -17,7 +17,7 @@ from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs, constrained
 from mstar_core.api.parse.tools import ChatOptions, SentTool, constraint_of, read_effort, read_tools
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
-from mstar_core.api.routes.fields import check_count, check_name, openai_parsed, read_body, voice_of
+from mstar_core.api.routes.fields import answered_name, check_count, check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import ChatMessage, ChatRequest, NamedToolChoice
 from mstar_core.api.text.answers import AnswerReader, answer_readers
 from mstar_core.errors import RequestError, TimedOut
@@ -30,14 +30,12 @@ STREAMED = "pcm16"
 
 async def chat(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
-    service = exchange.service
     body, rest = await read_body(exchange, ChatRequest)
     count = check_count(exchange, body.n)
-    form = _format(body)
     call = await _call(exchange, body, rest)
-    frame = ChatFrame(
-        request_id=exchange.request_id, created=int(exchange.created), model=service.deployment.name, seed=call.seed
-    )
+    form = _format(body, call.outputs)
+    model = answered_name(exchange, body.model)
+    frame = ChatFrame(request_id=exchange.request_id, created=int(exchange.created), model=model, seed=call.seed)
     exchange.keep_events(EVENTS if body.stream else None)
     readers = answer_readers(exchange, call, count)
     async with open_group(exchange, call, count) as group:
@@ -130,8 +128,8 @@ def _outputs(spec: ModelSpec, body: ChatRequest) -> tuple[str, ...]:
     return kinds
 
 
-def _format(body: ChatRequest) -> AudioFormat:
-    name = body.audio.format if body.audio is not None else None
+def _format(body: ChatRequest, outputs: Sequence[str]) -> AudioFormat:
+    name = body.audio.format if body.audio is not None and "audio" in outputs else None
     if body.stream and name not in (None, STREAMED):
         raise RequestError(
             f"audio.format is {str(name)[:40]!r}, but streams support only {STREAMED}",

@@ -157,6 +157,13 @@ def is_named(exchange: Exchange, name: str) -> bool:
     return ANY_NAME in exchange.service.deployment.api.aliases or name in model_names(exchange)
 
 
+def answered_name(exchange: Exchange, requested: str | None) -> str:
+    """Return the name of the model in an answer: the requested one if the model has it, else the deployment's."""
+    if requested is not None and is_named(exchange, requested):
+        return requested
+    return exchange.service.deployment.name
+
+
 def check_name(exchange: Exchange, requested: object) -> None:
     """Raise NotFound for the name of another model, if the deployment is strict, RequestError for other types."""
     service = exchange.service
