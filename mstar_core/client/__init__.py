@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mstar_core.client.async_client import AsyncMStarClient
 from mstar_core.client.audio import AudioBuffer, WavFile
-from mstar_core.client.chat import ChatResult, ToolCall
+from mstar_core.client.chat import ChatResult, FunctionCall
 from mstar_core.client.errors import (
     AuthError,
     BadRequest,
@@ -57,6 +57,7 @@ __all__ = [
     "ConflictError",
     "ErrorEvent",
     "Event",
+    "FunctionCall",
     "GenerateResult",
     "ImageChunk",
     "LatentResult",
@@ -75,7 +76,6 @@ __all__ = [
     "TensorChunk",
     "TextChunk",
     "TimedOut",
-    "ToolCall",
     "Unavailable",
     "UnavailableError",
     "VideoChunk",

@@ -11,7 +11,7 @@ from mstar_core.client.errors import ClientError
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class FunctionCall:
     """A function that an answer calls. arguments: JSON text of an object."""
 
     id: str
@@ -44,7 +44,7 @@ class ChatResult:
 
     content: str
     reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[FunctionCall] = field(default_factory=list)
     message: Mapping[str, Any] = field(default_factory=dict, repr=False)
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
@@ -71,7 +71,7 @@ def chat_result_of(body: Mapping[str, Any]) -> ChatResult:
         content="".join(part.get("text") or "" for part in parts),
         reasoning=message.get("reasoning_content") or "",
         tool_calls=[
-            ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+            FunctionCall(call["id"], call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls") or ()
         ],
         message={name: value for name, value in message.items() if value is not None and name != "audio"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.client import BadRequestError, ChatResult, ClientError, MStarClient, ToolCall
+from mstar_core.client import BadRequestError, ChatResult, ClientError, FunctionCall, MStarClient
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import running
 from tests.api.test_chat_tools import MODEL
@@ -23,9 +23,9 @@ def calls_once(fake: FakeDeployment, request: NewRequest) -> None:
 
 
 async def test_a_conversation_goes_on_with_results_of_calls() -> None:
-    def talk(client: MStarClient) -> tuple[list[ChatResult], list[ToolCall]]:
+    def talk(client: MStarClient) -> tuple[list[ChatResult], list[FunctionCall]]:
         messages = [{"role": "user", "content": "1 + 1?"}]
-        answers, calls = [client.converse(messages, tools=[ADD], temperature=0)], list[ToolCall]()
+        answers, calls = [client.converse(messages, tools=[ADD], temperature=0)], list[FunctionCall]()
         while answers[-1].tool_calls:
             messages.append(dict(answers[-1].message))
             for call in answers[-1].tool_calls:
@@ -59,4 +59,4 @@ async def test_what_a_model_lacks_is_an_error_with_its_field() -> None:
 
 def test_arguments_that_are_cut_off_are_an_error() -> None:
     with pytest.raises(ClientError, match="the call is not complete"):
-        _ = ToolCall("c1", "add", '{"a": ').values
+        _ = FunctionCall("c1", "add", '{"a": ').values
