@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mstar_core.engine.attention import backend, make_pools
@@ -83,7 +85,6 @@ def test_greedy_ids_and_log_probabilities_are_those_of_transformers(name: str, f
     ],
 )
 def test_a_config_that_would_be_computed_wrongly_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    import json
 
     write_checkpoint(CASES["llama"], tmp_path)
     path = tmp_path / "config.json"
@@ -101,3 +102,24 @@ def test_float8_weights_give_nearly_the_same_log_probabilities(name: str, tmp_pa
     assert set(report.kinds) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     difference = (cached.read(PROMPT) - expected[0]).abs()
     assert 0 < float(difference.mean()) < 0.5
+
+
+def test_the_text_model_of_a_checkpoint_that_reads_images_too(tmp_path: Path) -> None:
+    """The layout of Gemma 3 from 4B on: nested config without common values, prefixed names, other models beside."""
+    fields = {"rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+    _, expected = greedy(write_checkpoint(CASES["gemma3"], tmp_path, **fields), PROMPT, 1)
+    weights: dict[str, Tensor] = {"vision_tower.patches.weight": torch.zeros(2, 2)}
+    for path in tmp_path.glob("*.safetensors"):
+        weights |= {f"language_model.{name}": value for name, value in load_file(path).items()}
+        path.unlink()
+    (tmp_path / "model.safetensors.index.json").unlink()
+    save_file(weights, tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())
+    for key in ("rms_norm_eps", "query_pre_attn_scalar"):
+        del text[key]
+    outer = {"model_type": "gemma3", "text_config": text, "eos_token_id": [5, 6]}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    (tmp_path / "generation_config.json").unlink()
+    scores = Cached(tmp_path).read(PROMPT)
+    torch.testing.assert_close(scores, expected[0], atol=1e-3, rtol=0)
+    assert read_config(tmp_path).stop_ids == (5, 6)

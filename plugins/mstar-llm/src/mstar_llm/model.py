@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -14,12 +15,17 @@ from mstar_llm.checkpoint.config import read_config
 from mstar_llm.decoder import LanguageModel
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import nn
 
     from mstar_core.graph import NodeSpec
     from mstar_core.plugin.model import ModelContext
 
 HEAD_KEY: Final = "lm_head.weight"
+TEXT_PREFIX: Final = "language_model."
+"""Of the text model, in checkpoints that have models for images beside it."""
+
 EMBEDDING_KEY: Final = "embed_tokens.weight"
 
 
@@ -37,12 +43,12 @@ class Llm:
         """Build the decoder with its weights, in the context's dtype and on its device."""
         ctx, config = self._ctx, self._config
         files = Checkpoint.find(self._folder)
-        has_head = HEAD_KEY in files.file_of and not config.ties
+        names = name_map(files.file_of)
+        has_head = HEAD_KEY in map(names.target, files.file_of) and not config.ties
         with building(ctx.device, ctx.dtype):
             module = LanguageModel(config, has_head=has_head, shard=ctx.shard)
-        # Embedding models are published without the part that holds the head.
-        prefixes = {"": "model."} if EMBEDDING_KEY in files.file_of else {}
-        names = NameMap(prefixes=prefixes, ignore=() if has_head else (HEAD_KEY,))
+        if not has_head:
+            names = replace(names, ignore=(*names.ignore, HEAD_KEY, TEXT_PREFIX + HEAD_KEY))
         load_weights(module, files, names, ctx.progress, expert_parts(module))
         if config.architecture.has_offset_norms:
             add_norm_offsets(module)
@@ -51,6 +57,15 @@ class Llm:
     def vocab_size(self, node: NodeSpec) -> int:
         """Return the size of the vocabulary."""
         return self._config.vocab
+
+
+def name_map(published: Collection[str]) -> NameMap:
+    """Return the mapping from the published names of a checkpoint to those of the decoder."""
+    if any(name.startswith(TEXT_PREFIX) for name in published):
+        others = {name for name in published if not name.startswith(TEXT_PREFIX)}
+        return NameMap(prefixes={TEXT_PREFIX: ""}, ignore=tuple(sorted(others)))
+    # Embedding models are published without the part that holds the head.
+    return NameMap(prefixes={"": "model."} if EMBEDDING_KEY in published else {})
 
 
 def add_norm_offsets(module: nn.Module) -> None:

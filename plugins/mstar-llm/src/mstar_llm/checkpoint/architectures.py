@@ -7,7 +7,7 @@ under Llama's names. Sizes are in config.json; only what no size tells is in thi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 
@@ -22,6 +22,7 @@ class Architecture:
     has_offset_norms: norm weights are stored less one.
     scales_embeddings: embeddings are multiplied by the root of their width.
     activation: of the gated MLP.
+    defaults: values that published configs leave out.
     """
 
     qkv_bias: bool = False
@@ -31,6 +32,7 @@ class Architecture:
     has_offset_norms: bool = False
     scales_embeddings: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 GEMMA3: Final = Architecture(
@@ -39,6 +41,18 @@ GEMMA3: Final = Architecture(
     has_offset_norms=True,
     scales_embeddings=True,
     activation="gelu_tanh",
+    defaults={
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
 )
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {

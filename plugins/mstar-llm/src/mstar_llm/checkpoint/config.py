@@ -16,6 +16,9 @@ from mstar_llm.checkpoint.architectures import ACTIVATIONS, ARCHITECTURES, Archi
 
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
+TEXT: Final = "text_config"
+"""Object of config.json with the text model, if the checkpoint has models for images beside it."""
+
 MODULES: Final = "modules.json"
 """Pooling of embedding models, in the layout of Sentence Transformers. Only embedding models have it."""
 
@@ -58,8 +61,10 @@ class DecoderConfig:
 
 def read_config(folder: Path) -> DecoderConfig:
     """Read the sizes of a checkpoint. Raises WeightsError with file and key."""
-    fields = Fields.read(folder / CONFIG)
+    whole = Fields.read(folder / CONFIG)
+    fields = whole.within(TEXT)
     architecture = _architecture(fields)
+    fields = fields.completed(architecture.defaults)
     heads, width = fields.number("num_attention_heads"), fields.number("hidden_size")
     head_dim = fields.number("head_dim", width // heads)
     # The name has changed between versions of transformers.
@@ -85,7 +90,7 @@ def read_config(folder: Path) -> DecoderConfig:
         windows=_windows(fields),
         rope=rope,
         local_rope=local_rope,
-        stop_ids=_stop_ids(folder, fields),
+        stop_ids=_stop_ids(folder, whole),
         is_embedding=(folder / MODULES).is_file(),
     )
 
@@ -115,6 +120,10 @@ class Fields:
         """Return the fields of a nested object; these themselves if there is none."""
         nested = self._values.get(key)
         return Fields(self.path, nested) if isinstance(nested, Mapping) else self
+
+    def completed(self, defaults: Mapping[str, Any]) -> Fields:
+        """Return these fields with values for those that are absent."""
+        return Fields(self.path, {**defaults, **self._values})
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value; `default` if it is absent or null."""
