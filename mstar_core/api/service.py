@@ -25,6 +25,7 @@ from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder
 from mstar_core.api.output.kept_events import KeptEvents
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
+from mstar_core.api.output.token_scores import TokenScores
 from mstar_core.api.output.units import OutputItem
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
@@ -36,6 +37,7 @@ from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import ArenaFull, Cancelled, EngineError, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
@@ -43,7 +45,7 @@ from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
+from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS
 
 KEEPALIVE_S: Final = 15.0
 STORED_RESPONSES: Final = "responses.sqlite"
@@ -132,7 +134,7 @@ class Session:
                 raise timed_out(self.live)
             items = await self._take(min(pace, left))
             chunks = await self.encoder.chunks(items) if items else []
-            self._note_first(next((item.modality for item in items if item.modality != PROGRESS), ""))
+            self._note_first(next((item.modality for item in items if item.modality not in (PROGRESS, LOGPROBS)), ""))
             self._ending = self._queue.ending if self._gate.is_empty else None
             if self.encoder.is_stopped and self._ending is None:  # the end of the block cancels the request
                 self._ending = RequestFinished(handle=self.live.handle, reason="stop")
@@ -219,6 +221,7 @@ class Service:
         *,
         fetcher: Fetcher,
         detokenizer: Callable[[], Detokenizer] | None = None,
+        token_table: Callable[[], TokenTable] | None = None,
         keepalive_s: float = KEEPALIVE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -247,6 +250,7 @@ class Service:
         self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
+        self._token_table = token_table
         self.kept_events = KeptEvents()
         self.detachable: set[asyncio.Task[Any]] = set()  # handlers of requests that may outlive their connection
         self.background = BackgroundRuns()
@@ -356,6 +360,7 @@ class Service:
                     stops=stops,
                     numbers=NumberForm.of(call.params),
                     facts=inputs.metadata,
+                    scores=await self._token_scores(call),
                 )
                 if delivery is not None and item is None:
                     encoder.first_at, encoder.first_sound_at = delivery.firsts
@@ -363,6 +368,12 @@ class Service:
                 yield Session(self, call, live, output_queue, encoder, inputs, delivery, item)
             finally:
                 self.link.release(refs)
+
+    async def _token_scores(self, call: ParsedRequest) -> TokenScores | None:
+        """Return the collector of a request's log-probabilities, None if it reports none."""
+        if getattr(call.params, LOGPROBS, None) is None or self._token_table is None:
+            return None
+        return TokenScores(await asyncio.to_thread(self._token_table))
 
     def _go_on(self, live: LiveRequest, call: ParsedRequest, delivery: Delivery, item: int) -> None:
         """Continue the journal of an earlier api. Raises WorkerLost if its outputs cannot be repeated."""

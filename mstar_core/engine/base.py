@@ -181,6 +181,9 @@ class Failed:
 class StepResult:
     """Results of one collected step. rows: batch items. ran: keys of jobs that took part, besides those of `loop`.
 
+    scores: log-probabilities of the id that a job drew, for requests that report them: float64 [1 + 2k], its own, then
+    pairs of one of the k most likely ids and its log-probability.
+
     draws: ids that loops of other kinds drew, with the keys of their jobs. Known ids that a resident loop takes are in
     `loop` and `emissions` like drawn ones.
 
@@ -192,6 +195,7 @@ class StepResult:
     done: list[Done] = field(default_factory=list)
     loop: LoopStep | None = None
     draws: list[tuple[JobKey, int]] = field(default_factory=list)
+    scores: dict[JobKey, np.ndarray] = field(default_factory=dict)
     emissions: list[Emission] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     rows: int = 0

@@ -84,11 +84,20 @@ PROGRESS: Final = "progress"
 PARTIAL_IMAGE: Final = "partial_image"
 """Modality of images in the making, of the form of an image. Sent only to requests that ask for them."""
 
+LOGPROBS: Final = "logprobs"
+"""Modality of log-probabilities, directly before the ids of a text output, for requests that ask: float64 [n, 1 + 2k].
+
+Of each id: its own, then pairs of one of the k most likely ids and its log-probability.
+"""
+
 EVENTS: Final = (PROGRESS, PARTIAL_IMAGE)
 """Modalities sent only to requests that ask for them. They are not outputs of a model."""
 
-SERIES: Final = frozenset(("text", "audio"))
-"""Modalities whose outputs are cut anywhere: a unit is an id or a sample. Other outputs are one unit each."""
+SERIES: Final = frozenset(("text", "audio", LOGPROBS))
+"""Modalities whose outputs are cut anywhere: a unit is an id, a sample or the numbers of an id.
+
+Other outputs are one unit each.
+"""
 
 
 def units_of(modality: str, shape: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.config.graph_view import graph_of, stream_ends
-from mstar_core.engine.base import Done, Emission, Handle, LoopSpec, LoopStep, StepResult
+from mstar_core.engine.base import Done, Emission, Handle, JobKey, LoopSpec, LoopStep, StepResult
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.compile.cut import RankWalk
@@ -46,7 +46,7 @@ from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import EVENTS, PROGRESS, units_of
+from mstar_core.plugin.surface import EVENTS, LOGPROBS, PROGRESS, units_of
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
@@ -90,6 +90,7 @@ from mstar_core.worker.streams import Streams, sent_items
 from mstar_core.worker.telemetry.tracing import EdgeCounters, Tracer, jobs_of, node_at, node_of, parts_by_node
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from mstar_core.graph.compile.compiled import CompiledTask
@@ -317,15 +318,15 @@ class Executor:
         """Route the results of one collected step."""
         self.tracer.step(result, self._jobs.under_way)
         if result.loop is not None:
-            self._loop_step(result.loop)
+            self._loop_step(result.loop, result.scores)
         for key, value in result.draws:
             drawing = self._jobs.under_way.get(key)
             if isinstance(drawing, LoopJob) and drawing.log is not None:
                 drawing.log.drew(value)
         for emission in result.emissions:
-            self._emission(emission)
+            self._emission(emission, result.scores.get(emission.job.key))
         for done in result.done:
-            self._job_done(done)
+            self._job_done(done, result.scores.get(done.job.key))
         for failed in result.failed:
             entry = self._jobs.under_way.get(failed.job.key)
             if entry is not None:
@@ -351,7 +352,7 @@ class Executor:
         self.close(request.handle)
         self._outbox.failed(request.handle, error_info(error, "the engine failed on this request"))
 
-    def _loop_step(self, step: LoopStep) -> None:
+    def _loop_step(self, step: LoopStep, scores: Mapping[JobKey, np.ndarray]) -> None:
         # Cost model: once per sequence and decode step. It allocates no objects; ids are plain ints.
         jobs = self._jobs.under_way
         for key, value in zip(step.keys.tolist(), step.ids.tolist(), strict=True):
@@ -370,11 +371,18 @@ class Executor:
                 for stream in entry.streams:
                     self._streams.put_id(request, stream, value)
                 if entry.modality is not None:
-                    self._emit(request, entry.port, entry.modality, torch.tensor([value]), {})
+                    self._emit(
+                        request,
+                        entry.port,
+                        entry.modality,
+                        torch.tensor([value]),
+                        {},
+                        scores.get(JobKey(key)) if scores else None,
+                    )
             except MstarError as error:  # isolation boundary: one sequence
                 self.fail(request, error)
 
-    def _emission(self, emission: Emission) -> None:
+    def _emission(self, emission: Emission, scores: np.ndarray | None) -> None:
         entry = self._jobs.under_way.get(emission.job.key)
         if not isinstance(entry, LoopJob):
             return
@@ -389,9 +397,9 @@ class Executor:
                 if outlet.stream is not None:
                     self._streams.put(request, outlet.stream, tensor)
                 if outlet.modality is not None:
-                    self._emit(request, outlet.port, outlet.modality, tensor, {"step": emission.iteration})
+                    self._emit(request, outlet.port, outlet.modality, tensor, {"step": emission.iteration}, scores)
 
-    def _job_done(self, done: Done) -> None:
+    def _job_done(self, done: Done, scores: np.ndarray | None) -> None:
         entry = self._jobs.end(done.job.key)
         if entry is None:
             return
@@ -404,7 +412,7 @@ class Executor:
                 case LoopJob():
                     self._loop_done(entry, done)
                 case TaskJob():
-                    self._task_done(entry, done)
+                    self._task_done(entry, done, scores)
 
     def _loop_done(self, entry: LoopJob, done: Done) -> None:
         request, run = entry.request, entry.run
@@ -421,7 +429,7 @@ class Executor:
         actions = run.state.loop_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
         self._carry_out(request, run, actions)
 
-    def _task_done(self, entry: TaskJob, done: Done) -> None:
+    def _task_done(self, entry: TaskJob, done: Done, scores: np.ndarray | None) -> None:
         request, run = entry.request, entry.run
         run.cached_tokens += done.cached_tokens
         if entry.is_first_branch:
@@ -435,6 +443,8 @@ class Executor:
             request.tokens += 1
             if entry.log is not None:
                 entry.log.drew(int(outputs[spec.sampling.port]))
+            if scores is not None:
+                run.scores[Key(task, spec.sampling.port, iteration)] = scores
         self.tracer.task(entry, spec.name, is_looped=bool(iteration))
         if entry.feature is not None:
             self.features.put(entry.feature, outputs)
@@ -522,6 +532,7 @@ class Executor:
                     self._fire(request, run, fire)
                 case Free(value):
                     run.values.pop(value, None)
+                    run.scores.pop(value, None)
                 case Want(address, stream, iteration):
                     request.waiting[stream] = WaitingChunk(run, address, iteration, self._clock())
                     self._streams.serve(request, stream)
@@ -766,9 +777,19 @@ class Executor:
     ) -> None:
         tensor = resolve(request, run, value)
         if tensor is not None and modality is not None:
-            self._emit(request, port, modality, tensor, {"step": iteration[-1]} if iteration else {})
+            scores = run.scores.pop(value, None) if isinstance(value, Key) and run.scores else None
+            self._emit(request, port, modality, tensor, {"step": iteration[-1]} if iteration else {}, scores)
 
-    def _emit(self, request: WorkerRequest, port: str, modality: str, tensor: Tensor, meta: dict[str, int]) -> None:
+    def _emit(
+        self,
+        request: WorkerRequest,
+        port: str,
+        modality: str,
+        tensor: Tensor,
+        meta: dict[str, int],
+        scores: np.ndarray | None = None,
+    ) -> None:
+        """Send an output to the client. scores: log-probabilities of its id, which go first."""
         if modality == PROGRESS and tensor.is_cpu:
             step, steps = (int(value) for value in tensor.tolist())
             request.note_step(step, steps, self._clock())
@@ -782,7 +803,15 @@ class Executor:
             request.first_output_s = self._clock()
         elif modality == "audio" and self._jobs.urgency(request) > 0:
             self.underruns += 1  # playback has caught up
+        if scores is not None and modality == "text":
+            self._emit_part(request, f"{port}.{LOGPROBS}", LOGPROBS, torch.from_numpy(scores[None]), {})
         request.emitted_units += tensor.numel()
+        self._emit_part(request, port, modality, tensor, meta)
+
+    def _emit_part(
+        self, request: WorkerRequest, port: str, modality: str, tensor: Tensor, meta: Mapping[str, int]
+    ) -> None:
+        """Send an output, unless the api has it from an earlier attempt."""
         if request.delivered and request.skips(port, units_of(modality, tensor.shape)):
             return
         narrow = narrowed(tensor, modality, request.params.get("output_dtype"))

@@ -16,13 +16,14 @@ import numpy as np
 from prometheus_client import Histogram
 
 from mstar_core.api.api_metrics import Metrics
+from mstar_core.api.output.token_scores import TokenScore, TokenScores
 from mstar_core.api.output.units import Array, OutputItem
 from mstar_core.codec import BFLOAT16, npy_header, safetensors_header, widen_bfloat16
 from mstar_core.errors import RequestError
 from mstar_core.plugin.chat.parser import begun
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import PROGRESS, Audio
+from mstar_core.plugin.surface import LOGPROBS, PROGRESS, Audio
 
 Form = Literal["raw", "npy", "safetensors", "json"]
 FORMS: Final[tuple[str, ...]] = get_args(Form)
@@ -170,13 +171,15 @@ Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
 class EncodedChunk:
     """Encoded part of an output. metadata: depends on the modality, see docs/http-api.md.
 
-    tokens: ids of text since the last chunk of text, those that complete no character included.
+    tokens: ids of text since the last chunk of text, those that complete no character included. scores: of its tokens,
+    for requests for log-probabilities.
     """
 
     modality: str
     data: bytes
     metadata: dict[str, Any] = field(default_factory=dict)
     tokens: int = 0
+    scores: Sequence[TokenScore] = ()
 
 
 def _steps(item: OutputItem) -> int:
@@ -202,7 +205,9 @@ class OutputEncoder:
         stops: StopStrings | None = None,
         numbers: NumberForm = RAW,
         facts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        scores: TokenScores | None = None,
     ) -> None:
+        """scores: of a request for log-probabilities; taken with the text."""
         self.samples = 0
         self.text_tokens = 0
         self._unsent_tokens = 0
@@ -221,6 +226,7 @@ class OutputEncoder:
         self._stops = stops
         self._numbers = numbers
         self._facts = facts
+        self._scores = scores
         self._last: dict[str, float] = {}
         self._gaps: dict[str, Histogram] = {}  # by modality; a lookup costs as much as the observation
         self._started_playing = 0.0
@@ -237,6 +243,10 @@ class OutputEncoder:
             if item.modality == PROGRESS:
                 step, steps = (int(value) for value in item.array.reshape(-1))
                 chunks.append(EncodedChunk(modality=PROGRESS, data=b"", metadata={"step": step, "steps": steps}))
+                continue
+            if item.modality == LOGPROBS:
+                if self._scores is not None:
+                    self._scores.add(item.array)
                 continue
             now = self._clock()
             self._note(item.modality, now)
@@ -275,7 +285,10 @@ class OutputEncoder:
         rest = self._detokenizer.flush() if self._detokenizer is not None else ""
         if self._stops is not None:
             rest = self._stops.push(rest) + self._stops.flush()
-        return self._texts([rest], tokens=0)
+        chunks = self._texts([rest], tokens=0)
+        if self._scores is not None and not self.is_stopped and (left := self._scores.rest()):
+            chunks.append(EncodedChunk(modality="text", data=b"", scores=left))
+        return chunks
 
     async def _packed(self, item: OutputItem) -> EncodedChunk:
         most = AT_ONCE_BYTES if self._numbers.changes(item) else COPIED_BYTES
@@ -306,7 +319,7 @@ class OutputEncoder:
         self.text_tokens += len(ids)
         if self._detokenizer is None:
             return [EncodedChunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
-        return self._texts([self._detokenizer.push([value]) for value in ids])
+        return self._texts([self._written(value, self._detokenizer) for value in ids])
 
     def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[EncodedChunk]:
         # One id at a time: only tokens up to the one that completes the stop string are counted.
@@ -315,8 +328,14 @@ class OutputEncoder:
             if stops.is_matched:
                 break
             self.text_tokens += 1
-            pieces.append(stops.push(detokenizer.push([value])))
+            pieces.append(stops.push(self._written(value, detokenizer)))
         return self._texts(pieces)
+
+    def _written(self, value: int, detokenizer: Detokenizer) -> str:
+        text = detokenizer.push([value])
+        if self._scores is not None:
+            self._scores.wrote(value, text)
+        return text
 
     def _texts(self, pieces: Sequence[str], *, tokens: int = 1) -> list[EncodedChunk]:
         """Return the chunks of pieces of text. tokens: ids of each piece."""
@@ -324,7 +343,9 @@ class OutputEncoder:
         for piece in pieces:
             self._unsent_tokens += tokens
             if piece:
-                chunks.append(EncodedChunk(modality="text", data=piece.encode(), tokens=self._unsent_tokens))
+                scores = () if self._scores is None else self._scores.sent(piece)
+                chunk = EncodedChunk(modality="text", data=piece.encode(), tokens=self._unsent_tokens, scores=scores)
+                chunks.append(chunk)
                 self._unsent_tokens = 0
         return chunks
 

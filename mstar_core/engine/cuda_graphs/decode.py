@@ -154,13 +154,13 @@ class DecodeSteps:
         """Return the plans whose replays run this one, empty if nothing is captured.
 
         A batch beyond the largest bucket takes several replays, which are faster than an uncaptured step. It counts as
-        a miss, and so does one without a bucket.
+        a miss, and so does one without a bucket. A batch that reports log-probabilities runs uncaptured.
         """
         if self._stop_ids is not self.node.slots.stop_ids:  # they moved to a wider array
             self._stop_ids = self.node.slots.stop_ids
             self.buckets.rebuild()
             self.adjusting.rebuild()
-        largest = self.buckets.largest
+        largest = None if plan.batch.scores else self.buckets.largest
         parts = [] if largest is None else [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
         if plan.batch.adjusts and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
             parts = []
@@ -216,4 +216,5 @@ def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -
         positions=plan.positions[span],
         drawn=plan.drawn[span],
         items=None if plan.items is None else plan.items[span],
+        forced=None if plan.forced is None else plan.forced[span],
     )

@@ -31,6 +31,7 @@ from mstar_core.engine.kv.packing import packed_draws, packed_ports, packed_posi
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.engine.sampling.sampler import Sampler
+from mstar_core.engine.sampling.scores import log_probabilities, scores
 from mstar_core.engine.steps import updates
 from mstar_core.engine.steps.adapters import adapter_rows, uploading
 from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, PassOutput, StepLimits, StepOutput
@@ -442,8 +443,7 @@ class ModelRunner:
         shares = self._shares(forward, outputs) if passes else []
         drawn = None
         if forward.draws is not None:
-            ids = self._draw(forward, forward.draws, outputs)
-            drawn = DrawnIds.of(ids)
+            drawn = self._draw(forward, forward.draws, outputs)
         at = 0
         if decode is not None:
             assert drawn is not None
@@ -460,8 +460,8 @@ class ModelRunner:
             )
             at += samples
 
-    def _draw(self, forward: _Forward, draws: Draws, outputs: dict[str, Tensor]) -> Tensor:
-        """Draw ids and advance the device state of their sequences: int64 [n]."""
+    def _draw(self, forward: _Forward, draws: Draws, outputs: dict[str, Tensor]) -> DrawnIds:
+        """Draw ids, or take known ones, and advance the device state of their sequences."""
         slots, hidden, decode = self._slots, outputs["hidden"], forward.decode
         if draws.ends is not None:
             hidden = hidden.index_select(0, upload(draws.ends, hidden.device))
@@ -471,14 +471,21 @@ class ModelRunner:
             places = upload(draws.slots, slots.device)
             sampling = UploadedColumns.of(draws.sampling, slots.device)
         chance = upload(sampling.chance(draws.drawn), slots.device)
-        ids = self.sampler.draw(self._module.head(hidden), sampling.columns, chance, places)
+        logits = self._module.head(hidden)
+        logprobs = log_probabilities(logits) if draws.scores else None
+        ids = self.sampler.draw(logits, sampling.columns, chance, places)
+        if draws.forced is not None:
+            forced = upload(draws.forced, ids.device)
+            ids = torch.where(forced >= 0, forced, ids)
+        scored = None if logprobs is None else scores(logprobs, ids, self.sampler.subset)
         count = 0 if decode is None else len(decode)
         if count and self._values is not None:
             stopped = slots.stopped.index_select(0, places[:count])
             self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
         # With steps launched ahead, a sequence that has stopped in one of them repeats its last id.
         tracked = count if self._settings.lookahead else 0
-        return self.sampler.store(sampling.columns, places, ids, tracked, penalises=sampling.penalises)
+        ids = self.sampler.store(sampling.columns, places, ids, tracked, penalises=sampling.penalises)
+        return DrawnIds.of(ids, scored)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ Ports = dict[str, "Tensor | list[Tensor]"]
 class Draws:
     """Ids to draw in one forward: those of the decode batch, then those of passes.
 
+    forced: int64 [n], known ids to take instead, -1 for none; None for all.
     slots: int64 [n]. drawn: int64 [n], ids drawn before. ends: int64 [n], rows of the hidden states; None for all.
     """
 
@@ -33,6 +34,12 @@ class Draws:
     drawn: np.ndarray
     sampling: Sequence[SamplingParams]
     ends: np.ndarray | None = None
+    forced: np.ndarray | None = None
+
+    @property
+    def scores(self) -> bool:
+        """Whether one of them reports log-probabilities."""
+        return any(each.logprobs is not None for each in self.sampling)
 
 
 def packed_ports(passes: Sequence[PassPlan], ids: Tensor | None, device: torch.device) -> Ports:
@@ -69,7 +76,8 @@ def packed_draws(decode: DecodePlan | None, passes: Sequence[PassPlan]) -> Draws
     """Return the ids to draw: for the decode batch and for the last tokens of passes that sample."""
     if not passes:
         assert decode is not None
-        return Draws(slots=decode.batch.slots, drawn=decode.drawn, sampling=decode.batch.sampling)
+        batch = decode.batch
+        return Draws(slots=batch.slots, drawn=decode.drawn, sampling=batch.sampling, forced=decode.forced)
     count = 0 if decode is None else len(decode)
     ends, at = list(range(count)), count
     for planned in passes:
@@ -81,12 +89,15 @@ def packed_draws(decode: DecodePlan | None, passes: Sequence[PassPlan]) -> Draws
     slots = np.array([planned.slot for planned in passes if planned.sampling is not None], dtype=np.int64)
     drawn = np.array([planned.drawn for planned in passes if planned.sampling is not None], dtype=np.int64)
     sampling = [planned.sampling for planned in passes if planned.sampling is not None]
+    forced = np.array([planned.forced for planned in passes if planned.sampling is not None], dtype=np.int64)
     if decode is not None:
         slots = np.concatenate([decode.batch.slots, slots])
         drawn = np.concatenate([decode.drawn, drawn])
         sampling = [*decode.batch.sampling, *sampling]
+        before = np.full(count, -1, dtype=np.int64) if decode.forced is None else decode.forced
+        forced = np.concatenate([before, forced])
     rows = np.array(ends, dtype=np.int64) if len(ends) != at else None
-    return Draws(slots=slots, drawn=drawn, sampling=sampling, ends=rows)
+    return Draws(slots=slots, drawn=drawn, sampling=sampling, ends=rows, forced=forced if (forced >= 0).any() else None)
 
 
 def _stacked(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor]:

@@ -73,6 +73,10 @@ class LogitSubset:
         places = self._places[ids]
         return places.clamp(min=0), torch.where(places < 0, -0.0, biases)
 
+    def columns(self, ids: Tensor) -> Tensor:
+        """Return the columns of ids, int64 [n]; column 0 for an id without one."""
+        return ids if self._places is None else self._places[ids].clamp(min=0)
+
     def drawn(self, columns: Tensor) -> Tensor:
         """Return the ids of drawn columns, int64 [n]; BAD_ROW stays."""
         if self.ids is None:

@@ -59,12 +59,14 @@ class DecodeScheduler:
         """
         slots, state, tables, feeds = decoding.batch.slots, self._memory.slots, self._memory.tables, self._memory.feeds
         lengths, drawn, left = tables.length[slots], state.drawn[slots], state.left[slots] - 1
+        forced = self._forced(decoding, left) if decoding.batch.scores else None
         plan = DecodePlan(
             batch=decoding.batch,
             lengths=lengths,
             positions=state.positions(slots),
             drawn=drawn,
             items=feeds.values(slots) if feeds is not None else None,
+            forced=forced,
         )
         place = lengths + 1
         tables.length[slots], state.drawn[slots], state.left[slots] = place, drawn + 1, left
@@ -80,18 +82,40 @@ class DecodeScheduler:
                     self._requests.starving[key] = decoding.sequences[index]
         return plan, place, left
 
+    def _forced(self, decoding: Decoding, left: np.ndarray) -> np.ndarray | None:
+        """Return the known ids that this step takes, -1 for none: int64 [n]. left: iterations left after it."""
+        forced = np.full(len(left), -1, dtype=np.int64)
+        for index, branch in enumerate(decoding.sequences):
+            loop = branch.loop_state
+            iteration = loop.limit - int(left[index]) - 1
+            if decoding.batch.sampling[index].logprobs is not None and iteration < len(loop.spec.known):
+                forced[index] = loop.spec.known[iteration]
+        return forced if (forced >= 0).any() else None
+
     # -- once a step has come to the host ----------------------------------------------------------------------------
 
     def commit(self, step: KVStep, launch: Launch) -> None:
         """Take the ids that a launch drew for its decode batch, and end the loops that have ended."""
         assert launch.output is not None
         parts = [self._commit(step, launch, part) for part in launch.output.decode]
+        for part in launch.output.decode:
+            if part.drawn.scores is not None:
+                self._take_scores(step, launch, part.drawn.scores.wait().numpy(), part)
         drawn = [(keys, ids) for keys, ids in parts if len(keys)]
         if step.result.loop is not None:  # known ids
             drawn.insert(0, (step.result.loop.keys, step.result.loop.ids))
         if drawn:
             keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(parts) for parts in zip(*drawn, strict=True))
             step.result.loop = LoopStep(keys=keys, ids=ids)
+
+    def _take_scores(self, step: KVStep, launch: Launch, scores: np.ndarray, part: DecodeOutput) -> None:
+        """Take the log-probabilities of a part of the decode batch. scores: float64 [n, WIDTH]."""
+        assert launch.decoding is not None
+        span = slice(part.start, part.start + part.count)
+        keys, sampling = launch.decoding.keys[span].tolist(), launch.decoding.batch.sampling[span]
+        for key, params, numbers in zip(keys, sampling, scores, strict=False):
+            if params.logprobs is not None and key not in step.dropped:
+                step.result.scores[key] = numbers[: 1 + 2 * params.logprobs]
 
     def end_with_streams(self, result: StepResult) -> None:
         """End the loops whose stream is over once their last iteration is collected."""

@@ -1,8 +1,9 @@
 """Ids that an earlier attempt of a request drew, taken instead of drawing them again. Part of the scheduler.
 
-A resident loop computes the iterations of all known ids in one pass and then decodes. Loops of other kinds and single
-passes take their known ids one by one. Everything that a draw changes is as if the ids had been drawn: last ids,
-counters of random numbers, seen ids and counts, iterations left, stop ids, and items of the stream.
+A resident loop computes the iterations of all known ids in one pass and then decodes. Loops of other kinds, single
+passes and loops that report log-probabilities take their known ids one by one. Everything that a draw changes is as if
+the ids had been drawn: last ids, counters of random numbers, seen ids and counts, iterations left, stop ids, and items
+of the stream.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class KnownIds:
 
     def replaces_draw(self, branch: Branch, job: Job) -> bool:
         """Return whether the next id of a pass is known, or the pass belongs to a resident loop."""
+        if self._memory.slots.sampling[branch.slot].logprobs is not None and not branch.is_decoding:
+            return False  # the id is drawn for its log-probability, and the known one taken
         if job.loop is None:
             return job.known is not None
         return branch.is_decoding or (branch.loop is not None and branch.loop.iteration < len(job.loop.known))
@@ -95,6 +98,9 @@ class KnownIds:
         """
         loop, values = branch.loop_state, self._memory.loop
         assert job.loop is not None
+        if self._memory.slots.sampling[branch.slot].logprobs is not None and job.loop.known:
+            self._check(np.array(job.loop.known[:: self._width]))
+            return  # the decode batch takes them one by one, with their log-probabilities
         if values is not None and not set(job.loop.emit) <= self._shapes.keys():
             return
         count = min(len(job.loop.known) // self._width, loop.limit)

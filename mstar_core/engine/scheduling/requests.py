@@ -219,6 +219,7 @@ class Requests:
             slots=slots,
             sampling=sampling,
             adjusts=any(each.adjusts for each in sampling),
+            scores=any(each.logprobs is not None for each in sampling),
             reports=frozenset[str]().union(*(loop.emit for loop in loops)),
             to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
             adapters=adapters if np.any(adapters != NO_ADAPTER) else None,

@@ -19,7 +19,7 @@ from mstar_core.engine.steps.plan import LoopPlan, PassPlan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import StepResult
+    from mstar_core.engine.base import JobKey, StepResult
     from mstar_core.engine.scheduling.known_ids import KnownIds
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.pages import Pages
@@ -100,6 +100,7 @@ class PassScheduler:
             wants=frozenset() if forward.is_replay else branch.wants,
             sampling=slots.sampling[slot] if one.samples else None,
             drawn=int(slots.drawn[slot]),
+            forced=_forced(one) if one.samples else -1,
             loop=_loop_plan(one),
             adapter=branch.request.adapter,
         )
@@ -224,6 +225,12 @@ class PassScheduler:
             if output is not None:
                 self._commit(result, one, output)
 
+    def _take_scores(self, result: StepResult, key: JobKey, branch: Branch, output: PassOutput) -> None:
+        """Take the log-probabilities of the id of a pass if its request reports them."""
+        count = branch.request.sampling.logprobs
+        if count is not None and output.drawn is not None and output.drawn.scores is not None:
+            result.scores[key] = output.drawn.scores.wait().numpy()[output.index, : 1 + 2 * count]
+
     def _commit(self, result: StepResult, one: ScheduledPass, output: PassOutput) -> None:
         branch, job = one.branch, one.job
         if job is None or self._requests.requests.get(job.handle) is not branch.request:
@@ -239,9 +246,10 @@ class PassScheduler:
                 self._memory.slots.last[branch.slot] = drawn
             if job.loop is not None and self._port in job.loop.carry:
                 result.draws.append((job.key, drawn))
+            self._take_scores(result, job.key, branch, output)
         if not one.is_last or one.forward.is_replay or job.loop is not None or branch.job is not job:
             return
-        if job.known is not None:
+        if job.known is not None and not one.samples:
             drawn = job.known
             self._known.take(branch.slot, [drawn])
         outputs = one.forward.outputs
@@ -252,6 +260,14 @@ class PassScheduler:
         self._requests.remember(branch, outputs)
         branch.job = None
         self._requests.requeue(branch)
+
+
+def _forced(one: ScheduledPass) -> int:
+    """Return the known id that a pass takes instead of the drawn one, -1 without one."""
+    job, loop = one.job, one.branch.loop
+    if job is None or job.loop is None or loop is None:
+        return -1 if job is None or job.known is None else job.known
+    return loop.spec.known[loop.iteration] if loop.iteration < len(loop.spec.known) else -1
 
 
 def _most_ahead(one: ScheduledPass) -> int:

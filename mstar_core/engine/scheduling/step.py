@@ -101,7 +101,7 @@ class KVStep:
         """Whether everything that the host reads of this step has arrived."""
         if self.timed is not None and not self.timed.is_nearly_over:
             return False
-        return all(copy.is_done for copy in self.copies) and all(drawn.host.is_done for drawn in self.drawn)
+        return all(copy.is_done for copy in self.copies) and all(drawn.is_done for drawn in self.drawn)
 
     @property
     def drawn(self) -> Iterator[DrawnIds]:

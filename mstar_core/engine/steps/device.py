@@ -67,15 +67,24 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class DrawnIds:
-    """Ids that one forward drew: int64 [n] on the device, which a later step may overwrite, and their host copy."""
+    """Ids that one forward drew: int64 [n] on the device, which a later step may overwrite, and their host copy.
+
+    scores: host copy of their log-probabilities, see `engine/sampling/scores.py`; None if no sequence reports them.
+    """
 
     ids: Tensor
     host: HostCopy
+    scores: HostCopy | None = None
 
     @classmethod
-    def of(cls, ids: Tensor) -> DrawnIds:
+    def of(cls, ids: Tensor, scores: Tensor | None = None) -> DrawnIds:
         """Start copying ids to the host. The next replay of any captured step overwrites those of a captured one."""
-        return cls(ids, HostCopy(ids))
+        return cls(ids, HostCopy(ids), None if scores is None else HostCopy(scores))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the copies have arrived."""
+        return self.host.is_done and (self.scores is None or self.scores.is_done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

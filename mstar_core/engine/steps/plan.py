@@ -24,7 +24,8 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Sequences in resident loops, one token per step. The same object in every step until its membership changes.
 
     version: grows with each change; a runner keeps what it has uploaded for a version. slots: int64 [n]. sampling: of
-    each sequence; adjusts: whether one of them adjusts logits. reports: ports other than the id that the loops emit;
+    each sequence; adjusts: whether one of them adjusts logits; scores:
+    whether one reports log-probabilities. reports: ports other than the id that the loops emit;
     to_host: those copied to the host. adapters: int64 [n], rows of LoRA adapters, -1 for a sequence without one; None
     if no sequence has one.
     """
@@ -33,6 +34,7 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     slots: np.ndarray
     sampling: tuple[SamplingParams, ...]
     adjusts: bool = False
+    scores: bool = False
     reports: frozenset[str] = frozenset()
     to_host: frozenset[str] = frozenset()
     adapters: np.ndarray | None = None
@@ -43,6 +45,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     lengths: int64 [n], tokens in the cache before. positions: int64 or float32 [n]. drawn: int64 [n], ids drawn
     before, which number the random numbers. items: int64 [n], the next item of each loop's stream; None without one.
+    forced: int64 [n], known ids to take instead of those drawn, -1 for none; only of batches with scores.
     """
 
     batch: DecodeBatch
@@ -50,6 +53,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     positions: np.ndarray
     drawn: np.ndarray
     items: np.ndarray | None = None
+    forced: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.batch.slots)
@@ -83,7 +87,8 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     several. position: of the first token; given: positions from a port instead, tokens on the last axis.
     is_ids: the pass consists of ids alone, which stay on the host until its step. is_replay: recomputes a cache.
     wants: ports whose values are returned. sampling: how an id is drawn from the last token, None: none is drawn;
-    drawn: ids drawn before. loop: None outside loops. adapter: row of its LoRA adapter, -1 without one.
+    drawn: ids drawn before. forced: a known id to take instead, whose log-probability is reported; -1 for none.
+    loop: None outside loops. adapter: row of its LoRA adapter, -1 without one.
     """
 
     slot: int
@@ -102,6 +107,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     wants: frozenset[str] = frozenset()
     sampling: SamplingParams | None = None
     drawn: int = 0
+    forced: int = -1
     loop: LoopPlan | None = None
     adapter: int = -1
 

@@ -131,7 +131,7 @@ class Sampling:
     head has one row for each of these ids and no others, which is faster and changes the result if the model would
     choose another id. Prompts may hold any id.
     vocab: number of ids that the model knows, by which the api checks requests; 0 leaves the check to the worker.
-    is_text: the ids are text of an answer, so a request's constraint applies to them.
+    is_text: the ids are text of an answer, so a request's constraint and its log-probabilities apply to them.
     """
 
     port: str

@@ -25,6 +25,9 @@ INTERNAL: Final = "internal"
 BIAS: Final = "logit_bias"
 """The parameter that maps ids of the model's vocabulary to numbers."""
 
+MOST_LOGPROBS: Final = 20
+"""Largest number of alternatives whose log-probabilities are reported with each id."""
+
 MOST_BIASED: Final = 300
 """Largest number of ids in one `logit_bias`."""
 
@@ -121,6 +124,8 @@ class TextSampling:
     )
     constraint: str | None = _internal(None)
     """Grammar that the ids of a text head must obey, as `mstar_core.constraints` writes it; None is off."""
+    logprobs: int | None = _internal(None)
+    """Reports the log-probability of each id of a text head, and of so many most likely ids; None reports nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

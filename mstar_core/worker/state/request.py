@@ -23,6 +23,7 @@ from mstar_core.plugin.params import param_specs
 from mstar_core.worker.state.stream_inbox import StreamInbox
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from mstar_core.graph.compile.compiled import CompiledTask, Outlet
@@ -75,7 +76,8 @@ class ActiveRun:
     signals: port -> key of the value that the program keeps. wanted: output ports that the engine returns, by task.
     fixed: inputs and numbers of every chunk of a stream loop. left_out: its first chunks, whose outputs the api has.
     totals: time of tasks inside loops, by node. contents: key of what determines the outputs of a task, by its address.
-    drawn: ids that a journal counts, by the name of the loop or node.
+    drawn: ids that a journal counts, by the name of the loop or node. scores: log-probabilities of drawn ids that have
+    not been emitted.
     """
 
     message: RunWalk
@@ -93,6 +95,7 @@ class ActiveRun:
     totals: dict[str, SpanTotal] = field(default_factory=dict)
     contents: dict[int, bytes] = field(default_factory=dict)
     drawn: dict[str, int] = field(default_factory=dict)
+    scores: dict[Key, np.ndarray] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -383,6 +386,8 @@ def sampling_params(sampling: Sampling | None, values: Mapping[str, Any], seed: 
         return SamplingParams(seed=seed)
 
     sent = {name: value for name in NAMES if (value := values.get(sampling.prefix + name)) is not None}
+    if not sampling.is_text:
+        sent.pop("logprobs", None)
     return msgspec.convert({**sent, "seed": seed}, SamplingParams)
 
 
