@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import selectors
 import signal
@@ -36,13 +37,14 @@ from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.live import take_live
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import PluginError, Unavailable
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.ports import bind_port
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.loader import bound_model
-from mstar_core.plugin.processor import Detokenizer
+from mstar_core.plugin.processor import ConstrainableProcessor, Detokenizer
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.life import start_child
@@ -110,6 +112,7 @@ class ApiProcess:
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
         self._app: Sanic[Any, Any] | None = None
         self._service: Service | None = None
+        self._token_table: Callable[[], TokenTable] | None = None
         self._listener: Listener | None = None
 
     @property
@@ -197,6 +200,7 @@ class ApiProcess:
             self.metrics,
             fetcher=self._fetcher,
             detokenizer=detokenizer,
+            token_table=self._token_table,
             keepalive_s=self._keepalive_s,
         )
         self._app = make_app(service)
@@ -209,6 +213,8 @@ class ApiProcess:
         processor: Any = await asyncio.to_thread(
             load_processor, self.model.processor, self._folder, self.spec.model_kwargs
         )
+        if isinstance(processor, ConstrainableProcessor):
+            self._token_table = functools.cache(processor.token_table)
         make: Callable[[], Detokenizer] = processor.detokenizer
         return make
 

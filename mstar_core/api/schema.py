@@ -429,6 +429,10 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: Annotated[Effort, Meta(description="amount of thinking; default: that of the model")] | None = (
         None
     )
+    logprobs: Annotated[bool, Meta(description="return the log-probability of each token")] = False
+    top_logprobs: Annotated[int, Meta(description="most likely tokens to return with each token, 0 to 20")] | None = (
+        None
+    )
     request_id: RequestId = None
 
 
@@ -460,13 +464,34 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
+class TokenAlternative(msgspec.Struct, kw_only=True):
+    """A token and its log-probability, of the model itself. bytes: of the token, which may be a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenAlternative, kw_only=True):
+    """A token of an answer, and the most likely tokens at its place."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """Log-probabilities of the tokens of an answer in order, those of thinking and calls included."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
 class Choice(msgspec.Struct, kw_only=True):
     """One of the n answers."""
 
     index: int
     message: AnswerMessage
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -513,7 +538,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

@@ -371,8 +371,10 @@ class Service:
 
     async def _token_scores(self, call: ParsedRequest) -> TokenScores | None:
         """Return the collector of a request's log-probabilities, None if it reports none."""
-        if getattr(call.params, LOGPROBS, None) is None or self._token_table is None:
+        if getattr(call.params, LOGPROBS, None) is None:
             return None
+        if self._token_table is None:
+            raise EngineError("the model has no token table", "log-probabilities name the tokens of the answer")
         return TokenScores(await asyncio.to_thread(self._token_table))
 
     def _go_on(self, live: LiveRequest, call: ParsedRequest, delivery: Delivery, item: int) -> None:

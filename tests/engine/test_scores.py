@@ -15,10 +15,12 @@ from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_e
 
 IDS = prompt(3, 11)
 STEPS = 12
-SHAPED = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.7, "seed": 5}
+SHAPED = SamplingParams(
+    temperature=0.8, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.7, logit_bias={5: 3.0, 9: -40.0}, seed=5
+)
 SAMPLINGS = {
     "greedy": SamplingParams(logprobs=3),
-    "shaped": SamplingParams(**SHAPED, logit_bias={5: 3.0, 9: -40.0}, logprobs=3),
+    "shaped": replace(SHAPED, logprobs=3),
 }
 GRAPHS = CaptureSizes(decode=(1, 8), prefill=(16, 64))
 
@@ -33,7 +35,7 @@ def scored(
     for handle in range(company + 1):
         driver.open(handle, sampling if handle == 0 else SamplingParams(temperature=0.9, seed=handle))
     firsts = [
-        driver.prefill(handle, IDS, known=(known or [None])[0] if not handle else None) for handle in range(company + 1)
+        driver.prefill(handle, IDS, known=known[0] if known and not handle else None) for handle in range(company + 1)
     ]
     loops = [driver.decode(handle, STEPS, (), tuple(known[1:]) if not handle else ()) for handle in range(company + 1)]
     driver.run()
@@ -78,7 +80,7 @@ def test_requests_beside_plain_ones_report_theirs_alone() -> None:
 
 def test_a_request_draws_the_same_ids_with_and_without() -> None:
     ids, _ = scored(SAMPLINGS["shaped"])
-    (plain,) = generate([(IDS, STEPS, SamplingParams(**SHAPED, logit_bias={5: 3.0, 9: -40.0}))])
+    (plain,) = generate([(IDS, STEPS, SHAPED)])
     assert ids == plain
 
 

@@ -13,6 +13,7 @@ from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
 from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs, constrained
 from mstar_core.api.parse.tools import ChatOptions, SentTool, constraint_of, read_effort, read_tools
@@ -53,6 +54,8 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
     options = _options(spec, body, outputs, exchange.limits.max_text_bytes)
     voice = voice_of(spec, body.audio.voice, "audio.voice") if body.audio is not None else None
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    count = chat_logprobs(spec, body.top_logprobs, is_wanted=body.logprobs)
+    params = replace(params, params=with_logprobs(params.params, count))
     return await chat_call(exchange, body.messages, outputs, options, params)
 
 

@@ -13,6 +13,8 @@ from mstar_core.api.exchange import DONE, event
 from mstar_core.api.group import Group, GroupPart
 from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
 from mstar_core.api.output.kept_events import Event
+from mstar_core.api.output.token_scores import TokenScore
+from mstar_core.api.parse.capabilities import LOGPROBS
 from mstar_core.api.schema import (
     AnswerAudio,
     AnswerMessage,
@@ -31,6 +33,7 @@ from mstar_core.api.schema import (
     Usage,
 )
 from mstar_core.api.text.answers import AnswerReader
+from mstar_core.api.text.logprobs import chat_logprobs_of
 from mstar_core.plugin.chat.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
 from mstar_core.sound_files import AudioFormat, encode_whole
 
@@ -64,13 +67,16 @@ class ChatAnswer:
         self.reasoning = ""
         self.calls: list[ChatToolCall] = []
         self.reader = reader
+        self.scores: list[TokenScore] = []
         self._parts: list[str | EncodedChunk] = []
 
     def add(self, piece: GroupPart) -> None:
         """Take a part of the group."""
         for read in self.reader.read(piece):
-            if read.chunk is not None and read.chunk.modality != "text":
-                self._parts.append(read.chunk)
+            if read.chunk is not None:
+                self.scores += read.chunk.scores
+                if read.chunk.modality != "text":
+                    self._parts.append(read.chunk)
             for part in read.parts:
                 self._add(part)
 
@@ -130,7 +136,10 @@ async def whole_chat(
         message = answer.message()
         if "audio" in group.calls[index].outputs:
             message.audio = await _whole_sound(frame, index, answer, form, group.sessions[index].encoder)
-        choices.append(Choice(index=index, message=message, finish_reason=reason_of(group, answer.reader, index)))
+        choice = Choice(index=index, message=message, finish_reason=reason_of(group, answer.reader, index))
+        if has_logprobs(group, index):
+            choice.logprobs = chat_logprobs_of(answer.scores)
+        choices.append(choice)
     return ChatCompletion(
         id=frame.id,
         created=frame.created,
@@ -150,6 +159,7 @@ class ChatEvents:
         self._is_counted = is_counted
         self._begun: set[int] = set()
         self._spoken: dict[int, list[str]] = {}
+        self._scores: dict[int, list[TokenScore]] = {}  # of tokens whose text has not been sent
 
     def of(self, piece: GroupPart, outputs: Sequence[str], group: Group) -> list[Event]:
         """Return the events of one part; the first event of a choice has its role."""
@@ -160,6 +170,8 @@ class ChatEvents:
         reader = self._readers[piece.index]
         for read in reader.read(piece):
             self._spoken.setdefault(piece.index, []).extend(p.text for p in read.parts if isinstance(p, Content))
+            if read.chunk is not None:
+                self._scores.setdefault(piece.index, []).extend(read.chunk.scores)
             deltas = [part_delta(part, reader) for part in read.parts]
             if read.chunk is not None:
                 deltas.append(self._delta(piece.index, read.chunk))
@@ -190,7 +202,10 @@ class ChatEvents:
                 return None
 
     def _chunk(self, index: int, delta: Delta, reason: FinishReason | None = None) -> Event:
-        return event(self._body([ChunkChoice(index=index, delta=delta, finish_reason=reason)], None))
+        choice = ChunkChoice(index=index, delta=delta, finish_reason=reason)
+        if scores := self._scores.pop(index, None):
+            choice.logprobs = chat_logprobs_of(scores)
+        return event(self._body([choice], None))
 
     def _body(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
         frame = self._frame
@@ -200,6 +215,11 @@ class ChatEvents:
         if self._is_counted:
             body.usage = usage
         return body
+
+
+def has_logprobs(group: Group, index: int) -> bool:
+    """Return whether an item reports log-probabilities."""
+    return getattr(group.calls[index].params, LOGPROBS, None) is not None
 
 
 def image_url(data: bytes) -> str:
