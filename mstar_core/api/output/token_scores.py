@@ -27,7 +27,7 @@ class Likelihood:
 
     @property
     def text(self) -> str:
-        """Return its text; bytes that are no whole character are replaced."""
+        """Return its text; an incomplete character is replaced."""
         return self.data.decode(errors="replace")
 
 
