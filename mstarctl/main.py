@@ -82,6 +82,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("chat", "mstarctl.commands.chat:chat", "Talk with a model in the terminal.", DEPLOYMENTS),
     Verb("bench", "mstarctl.commands.bench:app", "Measure a server under load, and compare runs.", DEPLOYMENTS),
+    Verb("lora", "mstarctl.commands.lora:app", "Load, unload and list LoRA adapters.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
     Verb("plugins", "mstarctl.commands.plugins:app", "List, check and create plugins.", MODELS),

@@ -195,6 +195,29 @@ ENDPOINTS: Final = (
         status=202,
         errors=(400, 409, 503),
     ),
+    Endpoint(name="adapters", method="GET", path="/v1/adapters", doc="LoRA adapters that are loaded, and the room."),
+    Endpoint(
+        name="load_adapter",
+        method="POST",
+        path="/v1/adapters",
+        doc="Load a LoRA adapter on every rank while the deployment serves.",
+        body=(
+            Parameter("name", "the model name by which requests choose it"),
+            Parameter("folder", "absolute path on every host: adapter_config.json and adapter_model.safetensors"),
+            Parameter("rank", "its rank, for display", "integer"),
+            Parameter("base", "name of its base model, for display"),
+        ),
+        status=202,
+        errors=(400, 409, 503),
+    ),
+    Endpoint(
+        name="unload_adapter",
+        method="DELETE",
+        path="/v1/adapters/{id}",
+        doc="Accept no more requests for a LoRA adapter, and unload it when those in flight have ended.",
+        status=202,
+        errors=(404, 409, 503),
+    ),
     Endpoint(
         name="cordon",
         method="POST",
@@ -321,7 +344,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-_NAMED: Final = {"requests": "a request", "recordings": "a recording", "ranks": "a rank"}
+_NAMED: Final = {"adapters": "an adapter", "requests": "a request", "recordings": "a recording", "ranks": "a rank"}
 
 
 def _in_path(endpoint: Endpoint) -> list[dict[str, Any]]:

@@ -131,6 +131,9 @@ class AdminServer:
             "restart": self._restart,
             "set": self._set,
             "scale": self._scale,
+            "adapters": self._reads(target.adapters.facts),
+            "load_adapter": self._load_adapter,
+            "unload_adapter": self._unload_adapter,
             "cordon": self._cordon,
             "uncordon": self._uncordon,
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
@@ -273,6 +276,15 @@ class AdminServer:
         except msgspec.ValidationError as error:
             raise UsageError("free is not a list of devices", str(error), "see /v1/openapi.json") from error
         return self._acted(request, lambda: {"operation": self._deployment.operations.scale(fields["replicas"], free)})
+
+    async def _load_adapter(self, request: Request) -> HTTPResponse:
+        fields = body(request, {"name": str, "folder": str, "rank": int, "base": str})
+        if "name" not in fields or "folder" not in fields:
+            raise UsageError("the adapter's name or folder is missing", hint='send {"name": "a", "folder": "/path"}')
+        return self._acted(request, lambda: {"operation": self._deployment.adapters.load(**fields)})
+
+    async def _unload_adapter(self, request: Request, key: str) -> HTTPResponse:
+        return self._acted(request, lambda: {"operation": self._deployment.adapters.unload(key)})
 
     async def _cordon(self, request: Request, key: str) -> HTTPResponse:
         return self._acted(request, lambda: self._deployment.operations.cordon(rank(key)))

@@ -52,6 +52,7 @@ class Exchange:
     if the connection ends with this process. events: numbers the events of a streamed response. events_type:
     content type of a response of events, empty for others. is_left: the client has gone, and the request goes on.
     on_failed: makes the events that end a failed stream; None: one with the error object.
+    adapter: number of the LoRA adapter that the request names, 0 without one.
     """
 
     service: Service
@@ -71,6 +72,7 @@ class Exchange:
     is_left: bool = False
     on_failed: Callable[[ErrorReply], list[Event]] | None = None
     status: int = 200
+    adapter: int = 0
     code: str = "ok"
     message: str = ""
     headers: dict[str, str] = field(default_factory=dict)
@@ -80,6 +82,12 @@ class Exchange:
     @property
     def limits(self) -> ApiConfig:
         return self.service.deployment.api
+
+    @property
+    def served_name(self) -> str:
+        """Return the name of the model that answers: of the LoRA adapter, else of the deployment."""
+        deployment = self.service.deployment
+        return next((each.name for each in deployment.adapters if each.number == self.adapter), deployment.name)
 
     @property
     def content_type(self) -> str:

@@ -118,6 +118,7 @@ class Group:
             shared=self._shared,
             delivery=exchange.delivery,
             item=index,
+            adapter=exchange.adapter,
         ) as session:
             self.sessions[index] = session
             async for chunks in session.chunks():

@@ -26,6 +26,7 @@ from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.codec import BFLOAT16
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError, Unavailable, WorkerLost
+from mstar_core.messages.adapters import AdapterDone, UnloadAdapter
 from mstar_core.messages.flow import Output, Outputs, Saved, TensorFreed
 from mstar_core.messages.life import (
     Drained,
@@ -108,6 +109,7 @@ class Link:
         self._settled = asyncio.Event()
         self._next_reconcile = clock() + spec.reconcile_s
         self._reported_levels: set[int] = set()
+        self._unloading: set[int] = set()  # numbers of adapters that accept no more requests
         self._reported: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,7 +183,10 @@ class Link:
             log.error("a cancellation could not be sent: %s", error)
 
     def note_change(self) -> None:
-        """Handle a change of requests, connections or levels: report a drain, pause or handover that has ended."""
+        """Handle a change of requests, connections or levels: report a drain, pause or handover that has ended.
+
+        So is an adapter that is unloaded once no request uses it.
+        """
         deployment, requests = self.deployment, len(self._registry)
         left = {
             deployment.drain: requests,
@@ -192,6 +197,9 @@ class Link:
             if number and not count and number not in self._reported_levels:
                 self._reported_levels.add(number)
                 self._notify_supervisor(Drained(drain=number))
+        for adapter in self._unloading - {live.adapter for live in self._registry}:
+            self._unloading.discard(adapter)
+            self._notify_supervisor(AdapterDone(number=adapter))
 
     def _notify_supervisor(self, message: Message) -> None:
         try:
@@ -282,6 +290,9 @@ class Link:
                     cancelled.fail(Cancelled("the request was cancelled by an operator"))
             case Reload():
                 self.on_reload()
+            case UnloadAdapter():
+                self._unloading.add(message.number)
+                self.note_change()
             case Telemetry():
                 self._metrics.take_samples(message.samples)
             case _:

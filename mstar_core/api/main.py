@@ -174,7 +174,7 @@ class ApiProcess:
         self.link.close()
 
     def _reload(self) -> None:
-        """Take keys, certificate and live limits from the spec, which the supervisor has checked and written.
+        """Take keys, certificate, limits and LoRA adapters from the spec, which the supervisor has checked and written.
 
         Raises StartError, and keeps all of them, if the certificate has become unusable since that check.
         """
@@ -183,7 +183,7 @@ class ApiProcess:
         hide_secrets(api.secrets)
         kept = msgspec.structs.replace(spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys)
         self._tls = tls_context(kept)
-        self.spec = msgspec.structs.replace(spec, api=kept)
+        self.spec = msgspec.structs.replace(spec, api=kept, adapters=newer.adapters)
         if self._listener is not None:
             self._listener.tls = self._tls  # open connections keep theirs
         if self._service is not None:

@@ -38,7 +38,7 @@ from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.constraints.vocabulary import TokenTable
-from mstar_core.errors import ArenaFull, Cancelled, EngineError, MstarError, TimedOut
+from mstar_core.errors import ArenaFull, Cancelled, EngineError, MstarError, NotFound, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
@@ -324,19 +324,29 @@ class Service:
         shared: SharedInputs | None = None,
         delivery: Delivery | None = None,
         item: int | None = None,
+        adapter: int = 0,
     ) -> AsyncIterator[Session]:
         """Run a request for the duration of the block, and free everything it holds at the end.
 
-        shared: inputs shared by the items of one request. delivery, item: see `Session`.
+        shared: inputs shared by the items of one request. delivery, item: see `Session`. adapter: number of its LoRA
+        adapter, 0 without one.
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
         self.check_open(key, is_continued=delivery is not None and delivery.is_continued)
+        if adapter and all(each.number != adapter for each in self.deployment.adapters):
+            raise NotFound("the model was unloaded", hint="GET /v1/models lists the models", code="model_not_found")
         self.link.spin.rouse()
         deadline = started + call.timeout_s
         with (
             self.registry.open(
-                call.request_id, route=call.route, key=key, started=started, deadline=deadline, group=call.group
+                call.request_id,
+                route=call.route,
+                key=key,
+                started=started,
+                deadline=deadline,
+                group=call.group,
+                adapter=adapter,
             ) as live,
             self._noted(live, call),
             self.admission.place(key) as place,
@@ -467,8 +477,9 @@ class Service:
             seed=call.seed,
             deadline_s=max(0.001, live.deadline - self.clock()),
             prompt_tokens=inputs.prompt_tokens,
-            salt=self._salt(live.key),
+            salt=self._salt(live.key, live.adapter),
             is_journaled=not unresumable,
+            adapter=live.adapter,
         )
         self.link.attempts.begin(live, request, unresumable)
 
@@ -476,11 +487,15 @@ class Service:
         """Return why a request cannot be resumed after the death of a process, empty if it can."""
         return self.model.unresumable_reason(call.params) if self.deployment.resume else NO_RESUME
 
-    def _salt(self, key: str) -> bytes:
-        """Return the cache salt of an API key, given by its digest. Without keys there is one salt, the empty one."""
-        if not key or self.deployment.kv_cache.share_between_keys:
-            return b""
-        return hashlib.blake2b(key.encode(), digest_size=SALT_BYTES).digest()
+    def _salt(self, key: str, adapter: int) -> bytes:
+        """Return the cache salt of an API key, given by its digest, and of a LoRA adapter; empty without both.
+
+        The number of an adapter is never used again, so no cached prefix outlives it.
+        """
+        words = [] if not key or self.deployment.kv_cache.share_between_keys else [key]
+        if adapter:
+            words.append(f"adapter {adapter}")
+        return hashlib.blake2b(" ".join(words).encode(), digest_size=SALT_BYTES).digest() if words else b""
 
     @contextmanager
     def _open_queue(self, live: LiveRequest) -> Iterator[OutputQueue]:

@@ -211,6 +211,7 @@ class Conductor:
             outputs=message.outputs,
             rows=candidates,
             salt=message.salt,
+            adapter=message.adapter,
         )
         if not request.homes.by_walk:
             opened = with_delivered(opened, message)

@@ -80,6 +80,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return ()
 
 
+class AdapterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter. number: never used again in a deployment. row: its place on every rank. name: as a model."""
+
+    number: int
+    row: int
+    name: str
+    folder: str
+    rank: int = 0
+    base: str = ""
+
+
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A host of a deployment. name: empty for the supervisor's. address: at which the others reach it.
 
@@ -110,6 +121,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     replaces: run directory of the deployment that this one takes over from, or empty. stop_first: it ends first.
     hosts: all hosts, the supervisor's first; empty if the deployment has one host and no Ray. on_host: name of the host
     on which this record is read, whose paths it has.
+    adapters: LoRA adapters that are loaded now; next_adapter: number of the next one.
     graph: declared graph of the model (`GraphView`), shown until the conductor has read the checkpoint.
     """
 
@@ -142,6 +154,8 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     stop_first: bool = False
     hosts: tuple[HostPlan, ...] = ()
     on_host: str = ""
+    adapters: tuple[AdapterPlan, ...] = ()
+    next_adapter: int = 1
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property

@@ -193,6 +193,33 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.ports is None else port_range(self.ports)
 
 
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA adapters: those of the start, and the room for them, which `up` decides."""
+
+    adapters: Annotated[
+        dict[str, str],
+        ConfigKey("Name -> folder of each LoRA adapter that is loaded at the start.", default_text="{}"),
+    ] = {}
+    max_adapters: Annotated[
+        int | None,
+        ConfigKey(
+            "LoRA adapters that can be loaded at once; 0: none.",
+            default_text="8 if there are adapters, or as many as there are",
+            ge=0,
+            le=256,
+        ),
+    ] = None
+    max_rank: Annotated[
+        int | None,
+        ConfigKey(
+            "Largest rank of a LoRA adapter, for which memory is reserved.",
+            default_text="the largest at the start, at least 16",
+            ge=1,
+            le=512,
+        ),
+    ] = None
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Retention of logs. A file is rotated at half of max_days, so that the rotated file is replaced in time."""
 
@@ -462,6 +489,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     kv_cache: Annotated[KVCacheConfig, ConfigKey("Page pool of every node with a cache.")] = KVCacheConfig()
+    lora: Annotated[LoraConfig, ConfigKey("LoRA adapters.")] = LoraConfig()
     transport: Annotated[TransportConfig, ConfigKey("Transport of tensors between ranks.")] = TransportConfig()
     ray: Annotated[RayConfig, ConfigKey("Several hosts.")] = RayConfig()
     logs: Annotated[LogConfig, ConfigKey("Retention of logs.")] = LogConfig()

@@ -70,7 +70,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     params: checked values by parameter name. deadline_s: seconds until the deadline. salt: part of every cache key;
     requests share prefixes and features only with those of the same salt. resume: None for the first attempt; the
     conductor keeps later ones until a replica is ready. is_journaled: whether workers report the ids that the request
-    draws, see `Drawn`.
+    draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one.
     """
 
     handle: int
@@ -85,6 +85,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     salt: bytes = b""
     resume: Resume | None = None
     is_journaled: bool = False
+    adapter: int = 0
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from mstar_core.errors import TransportError
+from mstar_core.messages.adapters import AdapterMessage
 from mstar_core.messages.flow import FlowMessage
 from mstar_core.messages.hosts import HostMessage
 from mstar_core.messages.life import LifeMessage
@@ -16,7 +17,7 @@ from mstar_core.messages.work import WorkMessage
 WIRE_VERSION = 2
 """Major version of the wire format. Within it fields are only added, and unknown fields are skipped."""
 
-Message = LifeMessage | HostMessage | RequestMessage | WorkMessage | FlowMessage
+Message = LifeMessage | HostMessage | RequestMessage | WorkMessage | FlowMessage | AdapterMessage
 
 
 class Sender(Protocol):

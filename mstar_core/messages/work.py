@@ -25,7 +25,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
     params: checked values by parameter name. max_tokens: limit of its caches. rows: number of candidates with
     caches of their own at once, which share that limit equally. split_streams: those with producers on several workers.
-    salt: as in NewRequest. delivered, chunks: outputs that the api has, see `Resume`.
+    salt, adapter: as in NewRequest. delivered, chunks: outputs that the api has, see `Resume`.
     """
 
     handle: int
@@ -39,6 +39,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     salt: bytes = b""
     delivered: dict[str, int] = {}
     chunks: dict[str, tuple[int, int]] = {}
+    adapter: int = 0
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):

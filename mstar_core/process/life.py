@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import MstarError
+from mstar_core.messages.adapters import AdapterDone
 from mstar_core.messages.life import (
     Beat,
     Hello,
@@ -296,6 +297,10 @@ class ChildLife:
                 events=events or [],
             )
         )
+
+    def answer(self, message: AdapterDone) -> None:
+        """Answer a request of the supervisor about an adapter."""
+        self._send(message)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

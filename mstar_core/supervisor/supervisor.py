@@ -26,6 +26,7 @@ from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.readings.gpus import GpuReader, library
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.messages.adapters import AdapterDone
 from mstar_core.messages.life import (
     Beat,
     Cordoned,
@@ -77,6 +78,7 @@ from mstar_core.supervisor.hosts.remote_process import HOST_LOST
 from mstar_core.supervisor.hosts.weights import PreparedWeights
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import LogFile
+from mstar_core.supervisor.operations.adapters import Adapters
 from mstar_core.supervisor.operations.changes import Changes
 from mstar_core.supervisor.operations.operations import Operations
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
@@ -162,6 +164,7 @@ class Supervisor:
             show=partial(self._set_state, "degraded"),
             ended=self._maybe_ready,
         )
+        self.adapters = Adapters(self, self.operations, self._outbound.send)
         self._shared_samples: list[MetricSample] = []
         self._weights: PreparedWeights | None = None
         self._spawner = LocalSpawner(lambda: self.spec, run, endpoint, self.standby)
@@ -866,6 +869,8 @@ class Supervisor:
                 self.changes.notify()
             case LinkBroken():
                 self._link_broken(LinkBreak(message.peer, message.incarnation, message.lost), child)
+            case AdapterDone():
+                self.adapters.take(child.name, message)
             case Cordoned():
                 self.operations.cordons.take(message)
             case _:

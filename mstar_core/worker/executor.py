@@ -49,6 +49,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, LOGPROBS, PROGRESS, units_of
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
+from mstar_core.worker.adapters import RankAdapters
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves
 from mstar_core.worker.incoming.arrivals import refs_of
@@ -135,8 +136,10 @@ class Executor:
         clock: Callable[[], float],
         feature_cache_bytes: int = 0,
         incoming: TensorReads | None = None,
+        adapters: RankAdapters | None = None,
     ) -> None:
-        """incoming: reads of tensors that are not in the shared memory of this host."""
+        """incoming: reads of tensors that are not in the shared memory of this host. adapters: LoRA adapters here."""
+        self.adapters = adapters or RankAdapters()
         self._incoming = Incoming() if incoming is None else incoming
         self.inputs = RunInputs(self._incoming)
         self.features = FeatureCache(feature_cache_bytes)
@@ -168,9 +171,10 @@ class Executor:
         request = opened(message, self._spec.params, self._clock())
         self.requests[request.handle] = request
         with self._guard(request):
+            row = self.adapters.row(message.adapter)
             for name, runner in self._local_runners(request):
                 sampling = sampling_params(self._spec.node(name).sampling, request.params, request.seed)
-                runner.open(request.handle, sampling, message.max_tokens, message.rows)
+                runner.open(request.handle, sampling, message.max_tokens, message.rows, row)
 
     def run(self, message: RunWalks) -> None:
         """Queue walks of one partition. The first begins at once unless one of the partition is running."""

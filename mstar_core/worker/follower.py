@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.group.link import PlanReceiver
 from mstar_core.engine.group.plans import Checksum, Compare, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import ConfigError
+from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
 from mstar_core.parallel.groups import RankGroup
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Mailbox, Malformed
+from mstar_core.worker.adapters import RankAdapters, banks_of
 from mstar_core.worker.main import ends_with_group, rank_plan
 from mstar_core.worker.report import device_memory
 from mstar_core.worker.start.build import build_nodes, open_device
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from mstar_core.config.deployment import DeploymentSpec, GroupPlan
     from mstar_core.engine.kv.follower import NodeFollower
+    from mstar_core.messages.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -59,23 +62,30 @@ def main(argv: list[str] | None = None) -> None:
             place = join_place(arguments, plan, life)
             mailbox = sockets.open_mailbox()
             with PlanReceiver(place) as receiver, RankGroup(place, device) as group, ends_with_group():
-                nodes = follower_nodes(spec, plan, group, life)
+                nodes, adapters = follower_nodes(spec, plan, group, life)
                 keep_start()
                 life.phase("ready")
-                Follower(mailbox=mailbox, life=life, receiver=receiver, nodes=nodes, index=place.index).run()
+                Follower(
+                    mailbox=mailbox, life=life, receiver=receiver, nodes=nodes, index=place.index, adapters=adapters
+                ).run()
 
 
-def follower_nodes(spec: DeploymentSpec, plan: GroupPlan, group: RankGroup, life: ChildLife) -> dict[str, NodeFollower]:
-    """Load this rank's share of the group's nodes, in lockstep with the leader."""
+def follower_nodes(
+    spec: DeploymentSpec, plan: GroupPlan, group: RankGroup, life: ChildLife
+) -> tuple[dict[str, NodeFollower], RankAdapters]:
+    """Load this rank's share of the group's nodes and of LoRA adapters, in lockstep with the leader."""
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     rank = rank_plan(spec, group.place.rank)
     nodes = [model.node(name) for name in rank.follows]
     _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))
-    return {
+    adapters = RankAdapters(banks_of(runners))
+    adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
+    followers = {
         name: runner.follower(group.collectives)
         for name, runner in runners.items()
         if isinstance(runner, KVCacheEngine)
     }
+    return followers, adapters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +97,7 @@ class Follower:
     receiver: PlanReceiver
     nodes: Mapping[str, NodeFollower]
     index: int
+    adapters: RankAdapters = field(default_factory=RankAdapters)
     has_stopped: bool = False
     next_life: float = 0.0
     next_report: float = 0.0
@@ -96,6 +107,7 @@ class Follower:
         """Carry out plans until the leader or the supervisor ends the group."""
         while self.life.stop_reason is None and not self.has_stopped:
             self.turn()
+        self.adapters.close()
         log.info("follower ends: %s", self.life.stop_reason or "the leader stopped")
 
     def turn(self) -> None:
@@ -119,11 +131,22 @@ class Follower:
                 if isinstance(item, Malformed):
                     log.warning("a message could not be read: %s", item.error)
                 elif self.life.accepts(item):
-                    self.life.receive(item)
+                    for message in self.life.receive(item):
+                        self.take(message)
+            if self.adapters.is_reading:
+                self.adapters.finish(self.life.answer)
             self.life.beat(now, steps=self.receiver.sequence)
         if now >= self.next_report and self.receiver.sequence != self.reported:
             self.next_report, self.reported = now + REPORT_S, self.receiver.sequence
             self.life.telemetry({"plans": self.reported, **device_memory()})
+
+    def take(self, message: Message) -> None:
+        """Carry out a request about an adapter. No step uses it yet, or none any more."""
+        match message:
+            case LoadAdapter():
+                self.adapters.begin(message)
+            case UnloadAdapter():
+                self.adapters.unload(message, self.life.answer)
 
 
 if __name__ == "__main__":

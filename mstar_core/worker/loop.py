@@ -13,6 +13,7 @@ from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.late_warmup import LateWarmup
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import TransportError
+from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
@@ -22,6 +23,7 @@ from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, Relea
 from mstar_core.process.leftovers import Leftovers
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
+from mstar_core.worker.adapters import POLL_S
 from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.incoming.arrivals import Arrivals, handles_of, refs_of
@@ -91,6 +93,7 @@ class Worker:
         self.quiet_since = time.monotonic()
         while self.life.stop_reason is None:
             self.turn()
+        self.executor.adapters.close()
         log.info("worker ends: %s", self.life.stop_reason)
 
     def turn(self) -> None:
@@ -99,6 +102,9 @@ class Worker:
         came = self.drain()
         if self.arrivals is not None and self.arrivals.is_waiting:
             came += self.take_arrivals(self.arrivals)
+        adapters = self.executor.adapters
+        if adapters.is_reading:
+            came += adapters.finish(self.life.answer)
         if self.executor.inputs.waiting:
             came += self.executor.begin_with_inputs()
         is_held = self.late is not None and self.late.is_due()
@@ -145,6 +151,8 @@ class Worker:
             due = min(due, max(0.0, self.report.due - now))
         if self.has_idle_work:
             due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
+        if self.executor.adapters.is_reading:
+            due = min(due, POLL_S)
         if self.late is not None:
             due = min(due, self.late.wait_s())
         if self.outbox.journal.is_waiting:
@@ -253,6 +261,10 @@ class Worker:
                     self.transport.connect(message.name, message.fd_endpoint, message.incarnation, blobs)
             case PeerDown():
                 self.peer_down(message)
+            case LoadAdapter():
+                self.executor.adapters.begin(message)
+            case UnloadAdapter():
+                self.executor.adapters.unload(message, self.life.answer)
             case ReleaseSignal():
                 self.executor.release_signal(message)
             case PeerReady():

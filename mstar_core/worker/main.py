@@ -23,6 +23,7 @@ from mstar_core.process.life import ChildArguments, ChildLife, start_child
 from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport
+from mstar_core.worker.adapters import RankAdapters, banks_of
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.incoming.blobs import BlobReads
 from mstar_core.worker.incoming.reads import Incoming, TensorReads
@@ -112,6 +113,8 @@ def _worker(
     kernels = KernelLog()
     late = LateWarmup() if serves_first(life.incarnation) else None
     runners = build_runners(spec, model, rank, life, device, kernels, lead, late)
+    adapters = RankAdapters(banks_of(runners))
+    adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
     kernels.serve()
     peer_memory = peer_memory_of(spec, rank, life)
     incoming = incoming_of(spec, life, transport, peer_memory)
@@ -125,7 +128,7 @@ def _worker(
         is_elsewhere=life.is_elsewhere,
     )
     executor = Executor(
-        model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes, incoming
+        model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes, incoming, adapters
     )
     spin = Spin(wait_spin_s(spec))
     steps = Steps(

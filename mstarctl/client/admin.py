@@ -130,6 +130,10 @@ class AdminClient:
         """Send an action by its path. Raises as `get`."""
         return self._json("POST", path, arguments)
 
+    def delete(self, path: str) -> dict[str, Any]:
+        """Delete what a path names. Raises as `get`."""
+        return self._json("DELETE", path, {})
+
     def send(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send an action with a JSON body. Raises as `get`."""
         with self._answer("POST", path, {}, json.dumps(body).encode()) as response:

@@ -20,6 +20,7 @@ from mstar_core.config.resolved import ApiConfig, TransportConfig
 from mstar_core.config.scaling import MOST_RANKS
 from mstarctl.complete import config_names, deployment_names, set_words, target_names
 from mstarctl.output.durations import parse_duration
+from mstarctl.start.adapters import named_folders
 from mstarctl.start.target import Override, parse_set
 from mstarctl.start.transports import check_protocol
 
@@ -91,6 +92,11 @@ class UpOptions:
         Path | None,
         typer.Option("--weights", metavar="DIR", help="read weights from here; nothing is downloaded"),
         Sets("weights"),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="NAME=FOLDER", help="serve this LoRA adapter as model NAME; repeatable"),
+        Sets("lora.adapters", named_folders),
     ] = None
     cache_dir: Annotated[
         Path | None,

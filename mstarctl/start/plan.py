@@ -35,6 +35,7 @@ from mstar_core.weights.folder_check import check_folder
 from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
+from mstarctl.start.adapters import plan_adapters
 from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
@@ -114,12 +115,14 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     started = as_started(config, admission(model, config, plan, claimed.keys, claimed.present, needed))
     api = with_keys(msgspec.structs.replace(started.api, api_keys=api_keys))
     path = target.config.path
+    lora, adapters = plan_adapters(model, config)
     cautions = weights_cautions(model, config) + parallel_cautions(plan) + transport_cautions(config, plan)
     spec = DeploymentSpec(
         **{
             **msgspec.structs.asdict(started),
             **of_options,
             "api": api,
+            "lora": lora,
             "config_file": config.config_file if path is None else str(path.absolute()),
         },
         plugin=model.plugin,
@@ -138,6 +141,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         cautions=cautions if cluster is None else cautions + host_cautions(cluster, plan),
         replaces="" if old is None else str(old.run.path),
         stop_first=options.stop_first,
+        adapters=adapters,
+        next_adapter=len(adapters) + 1,
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     return Planned(

@@ -40,7 +40,7 @@ class LiveRequest:
     its inputs are ready. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
     encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
     reported: the last report; due: when its progress is reported next. drawn_before: ids drawn under an earlier api.
-    on_drawn: called with ids that it draws.
+    on_drawn: called with ids that it draws. adapter: number of its LoRA adapter, 0 without one.
     """
 
     handle: int
@@ -50,6 +50,7 @@ class LiveRequest:
     started: float
     deadline: float
     group: str = ""
+    adapter: int = 0
     first_handle: int = 0
     created: float = field(default_factory=time.time)
     state: str = "preprocessing"
@@ -179,7 +180,15 @@ class Registry:
 
     @contextmanager
     def open(
-        self, request_id: str, *, route: str, key: str, started: float, deadline: float, group: str = ""
+        self,
+        request_id: str,
+        *,
+        route: str,
+        key: str,
+        started: float,
+        deadline: float,
+        group: str = "",
+        adapter: int = 0,
     ) -> Iterator[LiveRequest]:
         """Register a request for the duration of the block. Raises Duplicate if its id is in flight."""
         if request_id in self._by_id or any(live.group == request_id for live in self._by_handle.values()):
@@ -198,6 +207,7 @@ class Registry:
             started=started,
             deadline=deadline,
             group=group or request_id,
+            adapter=adapter,
         )
         self._by_handle[handle] = self._by_id[request_id] = live
         self._arriving.pop((request_id, key), None)

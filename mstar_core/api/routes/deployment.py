@@ -14,6 +14,7 @@ from mstar_core.api.parse.capabilities import capabilities_of
 from mstar_core.api.routes.fields import is_named, model_names
 from mstar_core.api.routes.speech import speech_kind
 from mstar_core.api.service import NO_RESUME
+from mstar_core.config.deployment import AdapterPlan
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
@@ -21,17 +22,28 @@ from mstar_core.plugin.surface import Video
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
-    """Return the model as a list of one."""
-    return exchange.json({"object": "list", "data": [_card(exchange)]})
+    """Return the model, then the LoRA adapters that are loaded."""
+    adapters = exchange.service.deployment.adapters
+    cards = [_card(exchange), *(_adapter_card(exchange, adapter) for adapter in adapters)]
+    return exchange.json({"object": "list", "data": cards})
 
 
 async def model(exchange: Exchange) -> HTTPResponse:
     """Return the model by any of its names."""
     name = exchange.path_name
+    adapters = {adapter.name: adapter for adapter in exchange.service.deployment.adapters}
+    if name in adapters:
+        return exchange.json(_adapter_card(exchange, adapters[name]))
     if not is_named(exchange, name):
         hint = did_you_mean(name, model_names(exchange))
         raise NotFound(f"the model {name[:80]!r} does not exist", hint=hint, code="model_not_found")
     return exchange.json(_card(exchange))
+
+
+def _adapter_card(exchange: Exchange, adapter: AdapterPlan) -> dict[str, Any]:
+    """Return the card of a LoRA adapter: that of its base model under its own name."""
+    card = _card(exchange)
+    return {**card, "id": adapter.name, "root": adapter.base or adapter.name, "parent": card["id"], "aliases": []}
 
 
 def _card(exchange: Exchange) -> dict[str, Any]:

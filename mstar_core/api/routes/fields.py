@@ -165,16 +165,25 @@ def answered_name(exchange: Exchange, requested: str | None) -> str:
 
 
 def check_name(exchange: Exchange, requested: object) -> None:
-    """Raise NotFound for the name of another model, if the deployment is strict, RequestError for other types."""
+    """Check the model's name, and choose the LoRA adapter of that name.
+
+    Raises NotFound for the name of another model if the deployment is strict or has room for adapters, because the base
+    model must not answer for an adapter that is not loaded; RequestError for other types.
+    """
     service = exchange.service
     if requested is None:
         return
     if not isinstance(requested, str):
         raise RequestError("model must be a string", field="model")
-    if service.deployment.api.strict_model and not is_named(exchange, requested):
+    adapters = {adapter.name: adapter.number for adapter in service.deployment.adapters}
+    if requested in adapters:
+        exchange.adapter = adapters[requested]
+        return
+    is_strict = service.deployment.api.strict_model or bool(service.deployment.lora.max_adapters)
+    if is_strict and not is_named(exchange, requested):
         raise NotFound(
             f"the model {requested[:80]!r} does not exist",
-            hint=did_you_mean(requested, model_names(exchange)),
+            hint=did_you_mean(requested, [*model_names(exchange), *adapters]),
             code="model_not_found",
             field="model",
         )

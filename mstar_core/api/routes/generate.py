@@ -55,7 +55,9 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
         call = dataclasses.replace(call, outputs=(*call.outputs, *(kind for kind, is_made in told if is_made)))
-    async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
+    async with service.open(
+        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
+    ) as session:
         exchange.warn(session.warnings)
         if options.is_streamed:
             await _stream(exchange, session, options)
@@ -188,7 +190,7 @@ async def _stream(exchange: Exchange, session: Session, options: GenerateOptions
 
 
 def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes:
-    facts = {"request_id": exchange.request_id, "seed": session.call.seed, "model": exchange.service.deployment.name}
+    facts = {"request_id": exchange.request_id, "seed": session.call.seed, "model": exchange.served_name}
     return form.line("start", b"", facts)
 
 

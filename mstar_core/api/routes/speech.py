@@ -37,7 +37,9 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     form = audio_format(body.response_format)
     call = _call(exchange, body, rest)
     exchange.keep_events(EVENTS if body.stream_format == "sse" else None)
-    async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
+    async with service.open(
+        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
+    ) as session:
         exchange.warn(session.warnings)
         exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
         exchange.headers["X-Speech"] = speech_kind(service.model)

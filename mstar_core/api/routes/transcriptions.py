@@ -72,7 +72,9 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
         )
     call = _call(exchange, body, rest, file)
     exchange.keep_events(EVENTS if body.stream else None)
-    async with service.open(call, key=exchange.key, started=exchange.started, delivery=exchange.delivery) as session:
+    async with service.open(
+        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
+    ) as session:
         exchange.warn(session.warnings)
         if not body.stream:
             return await _whole(exchange, session, body.response_format)

@@ -12,7 +12,7 @@ from mstar_core.config.files.placement import check_coverage, node_groups
 from mstar_core.config.files.read import CheckedValue, fits, read, shown
 from mstar_core.config.located import Located
 from mstar_core.config.name import NAME_HINT, is_name
-from mstar_core.config.resolved import KVCacheConfig, NodeGroup, ResolvedConfig
+from mstar_core.config.resolved import KVCacheConfig, LoraConfig, NodeGroup, ResolvedConfig
 from mstar_core.config.schema import SECTIONS, words_of
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin import ModelSpec
@@ -24,7 +24,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
     values = read(config.root, faults)
     kwargs: dict[str, Any] = {}
     groups: tuple[NodeGroup, ...] = ()
-    kv_cache = KVCacheConfig()
+    kv_cache, lora = KVCacheConfig(), LoraConfig()
     if "model" in values:
         with faults.collected():
             variant = _check_model(spec, values["model"], variant) or variant
@@ -38,6 +38,8 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
         kwargs = _model_kwargs(spec, values.get("model_kwargs"), faults)
     with faults.collected():
         kv_cache = _kv_cache(spec, values)
+    with faults.collected():
+        lora = _lora(values)
     check_ray(values, faults)
     if not faults.spoil("node_groups"):
         with faults.collected():
@@ -47,7 +49,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
     faults.check()
     sections = {name: section(**_set_fields(values, name)) for name, section in SECTIONS.items()}
     of_model = {"name": spec.name, "max_seq_len": spec.max_seq_len}
-    checked = {"model": spec.name, "model_kwargs": kwargs, "node_groups": groups, "kv_cache": kv_cache}
+    checked = {"model": spec.name, "model_kwargs": kwargs, "node_groups": groups, "kv_cache": kv_cache, "lora": lora}
     return ResolvedConfig(
         **{**of_model, **_set_fields(values, ""), **sections, **checked},
         variant=variant,
@@ -123,6 +125,17 @@ def _kv_cache(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> KVCacheCon
     if "kv_cache.share" in values:
         fields["share"] = _shares(spec, values["kv_cache.share"].place)
     return KVCacheConfig(**fields)
+
+
+def _lora(values: Mapping[str, CheckedValue]) -> LoraConfig:
+    adapters = values.get("lora.adapters")
+    for name, item in adapters.place.value.items() if adapters is not None else ():
+        key = f"lora.adapters.{name}"
+        if not is_name(name):
+            raise item.error(f"{name!r} cannot name an adapter", key, hint=NAME_HINT)
+        if not isinstance(item.value, str) or not item.value.strip():
+            raise item.error(f"{key} is {shown(item)}", key, hint="the folder of the adapter")
+    return LoraConfig(**_set_fields(values, "lora"))
 
 
 def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:

@@ -190,6 +190,8 @@ class NodeSpec:
     come as a list of one tensor per batch item.
     weight_bytes: device memory of the official weights in the usual precision, 0 if unknown. The plan of a deployment
     compares them with the GPUs before anything is downloaded.
+    adapter_prefix: (KV) the node takes LoRA adapters, in whose names this precedes the names of its module's layers,
+    which are those of `mstar_core.layers`. None: it takes none.
     """
 
     name: str
@@ -211,6 +213,7 @@ class NodeSpec:
     step_ports: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
     weight_bytes: int = 0
+    adapter_prefix: str | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)

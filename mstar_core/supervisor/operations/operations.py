@@ -185,6 +185,13 @@ class Operations:
         operation = self._begin("replacement", 2)
         self._start(self._carry_out(operation, run(partial(self._step, operation))))
 
+    def begin(self, kind: str, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
+        """Begin an operation of one step, during which the deployment stays ready. Returns its record."""
+        operation = self._begin(kind, 1)
+        operation.step = kind
+        self._start(self._carry_out(operation, work))
+        return operation.facts()
+
     def locks(self) -> dict[str, int]:
         """Return the descriptors of the locks of added GPUs by key."""
         return {key: fd for held in self._locks.values() for key, fd in held.items()}

@@ -37,12 +37,14 @@ from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.warmup import run_warmup
-from mstar_core.errors import ConfigError, PluginError, did_you_mean
+from mstar_core.errors import ConfigError, PluginError, StartError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.graph.declare.nodes import KVSpec
 from mstar_core.host.cache_dir import TRITON_CACHE
 from mstar_core.host.kernel_pack import install_named
 from mstar_core.layers.linear import fuse_projections
+from mstar_core.layers.lora import AdapterLimits
+from mstar_core.layers.transformer import adapt_layers
 from mstar_core.parallel.shards import local_kv_heads
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.group.link import PlanSender
     from mstar_core.layers.kv_view import KVModule
+    from mstar_core.layers.lora import AdapterBank
     from mstar_core.layers.quantize import QuantizationReport
     from mstar_core.parallel.groups import RankGroup
     from mstar_core.process.life import ChildLife
@@ -157,6 +160,7 @@ def build_nodes(
         parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
         loaded += load_nodes(model, sharded, parts)
     _prepare(spec, loaded, device, dtype)
+    banks = adapter_banks(spec, loaded)
     life.phase("kv")
     working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
     plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype, working)
@@ -173,7 +177,7 @@ def build_nodes(
         if node.engine is KV_CACHE:
             captures = GraphCache(device, spare_bytes=working)
             runners[node.name] = _kv_runner(
-                spec, model, node, module, vocab, device, dtype, plans[node.name], life, captures
+                spec, model, node, module, vocab, device, dtype, plans[node.name], life, captures, banks.get(node.name)
             )
         else:
             runners[node.name] = StatelessEngine(
@@ -305,6 +309,35 @@ def _prepare(
                 log.info("node %s: %s", node.name, quantized_text(report))
 
 
+def adapter_banks(spec: DeploymentSpec, loaded: Sequence[LoadedNode]) -> dict[str, AdapterBank]:
+    """Reserve memory for LoRA adapters in the nodes that take them, before pools are sized. Raises StartError."""
+    if not spec.lora.max_adapters:
+        return {}
+    limits = AdapterLimits.of(spec.lora.max_adapters, spec.lora.max_rank or 1)
+    banks = {}
+    for node, module, _ in loaded:
+        if node.adapter_prefix is None:
+            continue
+        try:
+            bank = adapt_layers(module, limits, node.adapter_prefix)
+        except torch.OutOfMemoryError as error:
+            raise StartError(
+                f"the room for {limits.count} LoRA adapters of rank {limits.rank} does not fit",
+                str(error).splitlines()[0],
+                "lower lora.max_adapters or lora.max_rank",
+                phase="weights",
+            ) from error
+        log.info(
+            "node %s: room for %d LoRA adapters of rank %d: %s",
+            node.name,
+            limits.count,
+            limits.rank,
+            mib(bank.size_bytes),
+        )
+        banks[node.name] = bank
+    return banks
+
+
 def load_nodes(
     model: ModelSpec, context: ModelContext, nodes: Sequence[NodeSpec]
 ) -> list[tuple[NodeSpec, nn.Module, int]]:
@@ -348,6 +381,7 @@ def _kv_runner(
     plan: PoolPlan,
     life: ChildLife,
     captures: GraphCache,
+    adapters: AdapterBank | None,
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     slots = node.kv.slots(spec.rank_slots)
@@ -366,6 +400,7 @@ def _kv_runner(
         loop=resident_loops(model).get(node.name),
         graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
         prefix_cache=spec.kv_cache.prefix_cache,
+        adapters=adapters,
     )
     return KVCacheEngine(
         node,

@@ -156,6 +156,7 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
         tensor_parallel=True,
         parallel_sizes=(("heads", config.heads), ("values of an MLP", config.mlp)),
         weight_bytes=6_602_000_000,
+        adapter_prefix="",
         doc="Llama decoder that speaks in audio ids",
     )
     snac = NodeSpec(
