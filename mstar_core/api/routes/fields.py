@@ -161,7 +161,7 @@ def answered_name(exchange: Exchange, requested: str | None) -> str:
     """Return the name of the model in an answer: the requested one if the model has it, else the deployment's."""
     if requested is not None and is_named(exchange, requested):
         return requested
-    return exchange.service.deployment.name
+    return exchange.served_name
 
 
 def check_name(exchange: Exchange, requested: object) -> None:

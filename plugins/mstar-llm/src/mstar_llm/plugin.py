@@ -95,6 +95,7 @@ def llm(config: DecoderConfig) -> ModelSpec:
         tensor_parallel=True,
         parallel_sizes=(("heads", config.heads), (inner, config.mlp)),
         weight_bytes=16_381_000_000,
+        adapter_prefix="",
         doc="decoder: reads ids and draws the next one",
     )
     if config.is_embedding:
