@@ -12,7 +12,7 @@ from mstar_core.weights.adapter_config import AdapterConfig
 from mstarctl.client.reach import Reached, only_here, reached
 from mstarctl.complete import DeploymentName, bare
 from mstarctl.output import Column, Printer
-from mstarctl.start.adapters import named_folders
+from mstarctl.start.hardware.adapters import named_folders
 from mstarctl.start.operation import follow
 
 COLUMNS = (

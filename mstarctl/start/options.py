@@ -20,7 +20,7 @@ from mstar_core.config.resolved import ApiConfig, TransportConfig
 from mstar_core.config.scaling import MOST_RANKS
 from mstarctl.complete import config_names, deployment_names, set_words, target_names
 from mstarctl.output.durations import parse_duration
-from mstarctl.start.adapters import named_folders
+from mstarctl.start.hardware.adapters import named_folders
 from mstarctl.start.target import Override, parse_set
 from mstarctl.start.transports import check_protocol
 

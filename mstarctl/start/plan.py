@@ -35,8 +35,8 @@ from mstar_core.weights.folder_check import check_folder
 from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
-from mstarctl.start.adapters import plan_adapters
 from mstarctl.start.choice import auto_count, choose
+from mstarctl.start.hardware.adapters import plan_adapters
 from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version

@@ -89,6 +89,26 @@ class FakeOperations:
         return self.latest.facts()
 
 
+class FakeAdapters:
+    """Names of loaded LoRA adapters by their folder."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, str] = {}
+
+    def facts(self) -> dict[str, Any]:
+        return {"items": [{"name": name, "folder": folder} for name, folder in self.folders.items()], "room": 2}
+
+    def load(self, name: str, folder: str, rank: int = 0, base: str = "") -> dict[str, Any]:
+        self.folders[name] = folder
+        return Operation(number=1, kind=f"load of adapter {name}", step=f"rank {rank} of {base}").facts()
+
+    def unload(self, name: str) -> dict[str, Any]:
+        if name not in self.folders:
+            raise NotFound(f"no adapter {name!r} is loaded")
+        del self.folders[name]
+        return Operation(number=2, kind=f"unload of adapter {name}").facts()
+
+
 class FakeDeployment:
     """A fake supervisor for the admin server. acts: the recorded calls."""
 
@@ -112,6 +132,7 @@ class FakeDeployment:
         self.ready_s: float | None = 1.5
         self.restarts = 0
         self.operations = FakeOperations()
+        self.adapters = FakeAdapters()
         self.phases_s = {"spawn": 0.5}
         self.cause: dict[str, Any] | None = None
         self.last_failure: dict[str, Any] | None = None

@@ -303,3 +303,14 @@ async def test_a_full_recording_counts_dropped_requests(admin: Admin) -> None:
     assert (state["state"], state["dropped"], state["size_bytes"]) == ("full", 1, 0)
     rest: list[Any] = [await admin.post("/v1/recordings", 201, json={"max_bytes": 10}) for _ in range(3)]
     assert rest and (await admin.post("/v1/recordings", 409))["code"] == "conflict"
+
+
+async def test_adapters_are_loaded_listed_and_unloaded(admin: Admin) -> None:
+    body = {"name": "pirate", "folder": "/adapters/pirate", "rank": 8}
+    loaded = await admin.post("/v1/adapters", json=body)
+    assert loaded["operation"]["kind"] == "load of adapter pirate"
+    assert (await admin.get("/v1/adapters"))["items"] == [{"name": "pirate", "folder": "/adapters/pirate"}]
+    for bad in ({}, {"name": "a"}, {"name": "a", "folder": 3}, {"name": "a", "folder": "/a", "alpha": 1}):
+        await admin.post("/v1/adapters", 400, json=bad)
+    statuses = [(await admin.client.delete("/v1/adapters/pirate")).status_code for _ in range(2)]
+    assert statuses == [202, 404]

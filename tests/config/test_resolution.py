@@ -154,13 +154,14 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.remote_media": ["example.org"],
         "transport.protocol": "TCP",
         "transport.device": "eth0",
+        "lora.adapters": {"pirate": "/adapters/pirate"},
         "ray.address": "auto",
         "ray.devices": ["gpu-a:0", "gpu-a:0"],
         "ray.network": "eth0",
         "ray.ports": "20000-20999",
     }
     base = resolved(GOOD)
-    skipped = ("model", "node_groups", "kv_cache", "transport", "ray", "logs", "api")
+    skipped = ("model", "node_groups", "kv_cache", "lora", "transport", "ray", "logs", "api")
     for item in SETTINGS:
         if item.key in skipped or item.key.startswith("node_groups"):
             continue

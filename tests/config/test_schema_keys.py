@@ -55,6 +55,10 @@ ACTS: Final[dict[str, str]] = {
     "kv_cache.share": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
     "kv_cache.prefix_cache": "tests/runtime/test_goldens_engine.py::test_a_prefix_cache_hit_changes_no_id",
     "kv_cache.share_between_keys": "tests/api/test_access.py::test_keys_share_no_cache_unless_the_file_says_so",
+    "lora": "tests/cli/life/test_adapters.py::test_the_room_follows_the_adapters_of_the_start",
+    "lora.adapters": "tests/cli/life/test_adapters.py::test_the_room_follows_the_adapters_of_the_start",
+    "lora.max_adapters": "tests/cli/life/test_adapters.py::test_adapters_beyond_the_room_are_refused_at_their_key",
+    "lora.max_rank": "tests/cli/life/test_adapters.py::test_adapters_beyond_the_room_are_refused_at_their_key",
     "transport": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
     "transport.protocol": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
     "transport.port": "tests/worker/test_peer_memory_transports.py::"
