@@ -1,18 +1,19 @@
-"""The `n` answers of one request: each runs as its own request, and the first failure cancels all of them.
+"""The answers of one request: each runs as its own request, and the first failure cancels all of them.
 
-Created by routes with `n`. Item 0 has the client's id. The other ids end in a slash and their number, which clients
-cannot send.
+Created by routes with `n` or several prompts. Item 0 has the client's id. The other ids end in a slash and their
+number, which clients cannot send.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from mstar_core.api.admission import Place
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.handover.delivery import DONE
 from mstar_core.api.handover.recording import Units
@@ -21,6 +22,7 @@ from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import SharedInputs
 from mstar_core.api.requests.registry import MAX_SEED
 from mstar_core.api.service import Completion, Service, Session
+from mstar_core.errors import Overloaded
 
 PIECES: Final = 4
 """Parts of an item that may wait between its output queue and the writer."""
@@ -39,15 +41,20 @@ class GroupPart:
 class Group:
     """Items that run concurrently. Read `pieces` to the end; `done` then holds the completion of each item."""
 
-    def __init__(self, service: Service, calls: Sequence[ParsedRequest], exchange: Exchange) -> None:
+    def __init__(
+        self, service: Service, calls: Sequence[ParsedRequest], exchange: Exchange, count: int, workers: int
+    ) -> None:
+        """calls: one for each item, `count` for each prompt. workers: items that run at once."""
         self.calls = calls
+        self._count = count
         self.sessions: dict[int, Session] = {}
         self.done: dict[int, Completion] = {}
         self._service = service
         self._exchange = exchange
         self._delivery = exchange.delivery
-        self._shared = SharedInputs()
-        self._queue: asyncio.Queue[GroupPart | Exception] = asyncio.Queue(PIECES * len(calls))
+        self._shared: dict[int, SharedInputs] = {}
+        self._queue: asyncio.Queue[GroupPart | Exception] = asyncio.Queue(PIECES * workers)
+        self._left = iter(range(len(calls)))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -63,13 +70,12 @@ class Group:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Return the total usage: the prompt counts once, completions count for each item."""
-        first, *others = [self.done[index].usage for index in sorted(self.done)]
-        total = _copied(first)
-        for other in others:
-            total["completion_tokens"] += other["completion_tokens"]
-            for name, value in other["completion_tokens_details"].items():
-                total["completion_tokens_details"][name] += value
+        """Return the total usage: each prompt counts once, completions count for each item."""
+        first, *others = sorted(self.done)
+        total = _copied(self.done[first].usage)
+        for index in others:
+            for kind in ("completion_tokens", *(() if index % self._count else ("prompt_tokens",))):
+                _add(total, self.done[index].usage, kind)
         total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
         return total
 
@@ -98,27 +104,49 @@ class Group:
         if self._delivery is not None:
             self._delivery.sent()
 
-    async def run(self, index: int) -> None:
-        """Run one item to its end. Failures go through the queue as well."""
+    async def run(self) -> None:
+        """Run items that no other worker has taken, one after the other, in a place of its own each."""
+        for index in self._left:
+            if not await self._has_run(index, None):
+                return
+
+    async def run_in_place(self) -> None:
+        """Run items as `run` does, all in one place, so that none is refused once the first has begun."""
         try:
-            await self._run(index)
-        except Exception as error:  # noqa: BLE001 isolation boundary: one item; `pieces` raises it
+            with self._service.admission.place(self._exchange.key) as place:
+                for index in self._left:
+                    if not await self._has_run(index, place):
+                        return
+        except Overloaded as error:
             await self._queue.put(error)
+
+    async def _has_run(self, index: int, place: Place | None) -> bool:
+        """Run one item to its end. A failure goes through the queue as well, and `pieces` raises it."""
+        try:
+            await self._run(index, place)
+        except Exception as error:  # noqa: BLE001 isolation boundary: one item
+            raw = self.calls[index].raw
+            await self._queue.put(error if raw is None else raw.renamed(error))
+            return False
+        return True
 
     def close(self) -> None:
         """Free the shared inputs after all items have ended."""
-        self._shared.close()
+        for shared in self._shared.values():
+            shared.close()
 
-    async def _run(self, index: int) -> None:
+    async def _run(self, index: int, place: Place | None) -> None:
         exchange = self._exchange
+        shared = self._shared.setdefault(index // self._count, SharedInputs())
         async with self._service.open(
             self.calls[index],
             key=exchange.key,
             started=exchange.started,
-            shared=self._shared,
+            shared=shared,
             delivery=exchange.delivery,
             item=index,
             adapter=exchange.adapter,
+            place=place,
         ) as session:
             self.sessions[index] = session
             async for chunks in session.chunks():
@@ -135,12 +163,33 @@ async def open_group(exchange: Exchange, call: ParsedRequest, count: int) -> Asy
 
     Raises Overloaded before anything runs if not all items can be admitted.
     """
-    service = exchange.service
     exchange.check_open(count)
-    group = Group(service, [item_of(call, index) for index in range(count)], exchange)
-    tasks = [asyncio.create_task(group.run(index)) for index in range(count)]
-    try:
+    group = Group(exchange.service, [item_of(call, index, index) for index in range(count)], exchange, count, count)
+    async with _working(group, [group.run() for _ in range(count)]):
         yield group
+
+
+@asynccontextmanager
+async def open_prompts(exchange: Exchange, calls: Sequence[ParsedRequest], count: int) -> AsyncIterator[Group]:
+    """Run `count` items for each of several prompts, as `open_group` does for one.
+
+    Item i is number i % count of prompt i // count. As many run at once as the deployment has slots for; the others
+    wait here, not in the queue. Raises Overloaded.
+    """
+    admission, total = exchange.service.admission, len(calls) * count
+    workers = min(total, admission.max_concurrent_requests, admission.per_key or total)
+    exchange.check_open(workers)
+    items = [item_of(calls[index // count], index, index % count) for index in range(total)]
+    group = Group(exchange.service, items, exchange, count, workers)
+    async with _working(group, [group.run_in_place() for _ in range(workers)]):
+        yield group
+
+
+@asynccontextmanager
+async def _working(group: Group, work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(worker) for worker in work]
+    try:
+        yield
     finally:
         for task in tasks:
             task.cancel()
@@ -148,15 +197,22 @@ async def open_group(exchange: Exchange, call: ParsedRequest, count: int) -> Asy
         group.close()
 
 
-def item_of(call: ParsedRequest, index: int) -> ParsedRequest:
-    """Return the request of item `index`: seed + index, and a unique id unless it is the first."""
+def item_of(call: ParsedRequest, index: int, number: int) -> ParsedRequest:
+    """Return the request of item `index`: seed + its number among the answers of a prompt, and a unique id."""
     if not index:
         return call
-    seed = (call.seed + index) % (MAX_SEED + 1)
+    seed = (call.seed + number) % (MAX_SEED + 1)
     params = dataclasses.replace(call.params, seed=seed) if hasattr(call.params, "seed") else call.params
     return dataclasses.replace(
         call, request_id=f"{call.request_id}/{index}", group=call.request_id, seed=seed, params=params
     )
+
+
+def _add(total: dict[str, Any], other: Mapping[str, Any], kind: str) -> None:
+    """Add the tokens of a kind, and their details."""
+    total[kind] += other[kind]
+    for name, value in other[f"{kind}_details"].items():
+        total[f"{kind}_details"][name] += value
 
 
 def _copied(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[HttpR
     parameters = {**COMMON, **param_schema(spec.params)["properties"]}
     is_strict = deployment.api.unknown_params == "error"
     for route in routes:
-        if route.body is not None:
+        if route.body is not None and route.has_parameters:
             name = route.body.__name__
             schemas[name] = with_parameters(names[name], parameters, is_strict=is_strict)
     keys = {"bearer": {"type": "http", "scheme": "bearer"}} if deployment.api.api_keys else {}

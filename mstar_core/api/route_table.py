@@ -41,6 +41,19 @@ from mstar_core.api.routes.request_state import cancel, events, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
 from mstar_core.api.routes.speech import speech
+from mstar_core.api.routes.text.completions import completion
+from mstar_core.api.routes.text.embeddings import embedding
+from mstar_core.api.routes.text.schema import (
+    Completion,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Embeddings,
+    PlainText,
+    TokenizeRequest,
+    Tokens,
+)
+from mstar_core.api.routes.text.tokens import detokenize, tokenize
 from mstar_core.api.routes.transcriptions import transcription
 from mstar_core.api.schema import (
     CancelState,
@@ -83,7 +96,7 @@ class HttpRoute:
     """One route. needs: the mapping that the model must have. is_open: requires no API key. is_socket: a WebSocket.
 
     is_console: absent with `--no-console`. is_hidden: absent from the API description. shares_path: another route has
-    the same path and another method.
+    the same path and another method. has_parameters: the body may set parameters of the model.
 
     body: type of the request body, sent as one of the content types in `takes`. files: upload fields, and whether each
     may be repeated. answer: type of the JSON response. gives: other content types of responses. query: schemas of the
@@ -99,6 +112,7 @@ class HttpRoute:
     is_native: bool = False
     is_open: bool = False
     reads_body: bool = False
+    has_parameters: bool = True
     is_socket: bool = False
     is_console: bool = False
     is_hidden: bool = False
@@ -208,6 +222,61 @@ ROUTES: Final = (
             "include": {"type": "array", "items": {"enum": list(INCLUDED)}},
         },
         errors=STORED,
+    ),
+    HttpRoute(
+        method="POST",
+        path=ENDPOINTS["completion"],
+        handler=completion,
+        name="completion",
+        needs="completion",
+        reads_body=True,
+        summary="Continue prompts without a chat template",
+        body=CompletionRequest,
+        takes=(JSON,),
+        answer=Completion,
+        gives=(EVENTS,),
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST",
+        path=ENDPOINTS["embedding"],
+        handler=embedding,
+        name="embedding",
+        needs="embedding",
+        reads_body=True,
+        summary="Turn texts into vectors",
+        body=EmbeddingRequest,
+        takes=(JSON,),
+        answer=Embeddings,
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST",
+        path=ENDPOINTS["tokenize"],
+        handler=tokenize,
+        name="tokenize",
+        needs="tokenize",
+        reads_body=True,
+        has_parameters=False,
+        summary="Token ids of a prompt or of messages",
+        body=TokenizeRequest,
+        takes=(JSON,),
+        answer=Tokens,
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        name="detokenize",
+        needs="tokenize",
+        reads_body=True,
+        has_parameters=False,
+        summary="Text of token ids",
+        body=DetokenizeRequest,
+        takes=(JSON,),
+        answer=PlainText,
+        errors=ASKED,
     ),
     HttpRoute(
         method="POST",

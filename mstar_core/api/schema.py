@@ -144,8 +144,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
     robot: sizes of a robot's requests.
     example, example_params: a text and parameters that a miniature was trained for. world: name of the simulated world
-    that it was trained in. max_frames: most frames of a clip, for a model that uses every frame. unresumable: requests
-    that end with an error if their worker dies; empty if all are resumed.
+    that it was trained in. max_frames: most frames of a clip, for a model that uses every frame. dimensions: length of
+    an embedding. unresumable: requests that end with an error if their worker dies; empty if all are resumed.
     """
 
     id: str
@@ -167,6 +167,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     example_params: dict[str, Any] | UnsetType = UNSET
     world: str | UnsetType = UNSET
     max_frames: int | UnsetType = UNSET
+    dimensions: int | UnsetType = UNSET
     unresumable: list[UnresumableCard] = []
 
 

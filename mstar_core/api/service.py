@@ -325,15 +325,17 @@ class Service:
         delivery: Delivery | None = None,
         item: int | None = None,
         adapter: int = 0,
+        place: Place | None = None,
     ) -> AsyncIterator[Session]:
         """Run a request for the duration of the block, and free everything it holds at the end.
 
         shared: inputs shared by the items of one request. delivery, item: see `Session`. adapter: number of its LoRA
-        adapter, 0 without one.
+        adapter, 0 without one. place: of a caller that runs several requests one after the other; None takes one for
+        this request.
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
-        self.check_open(key, is_continued=delivery is not None and delivery.is_continued)
+        self.check_open(key, 1 if place is None else 0, is_continued=delivery is not None and delivery.is_continued)
         if adapter and all(each.number != adapter for each in self.deployment.adapters):
             raise NotFound("the model was unloaded", hint="GET /v1/models lists the models", code="model_not_found")
         self.link.spin.rouse()
@@ -349,7 +351,7 @@ class Service:
                 adapter=adapter,
             ) as live,
             self._noted(live, call),
-            self.admission.place(key) as place,
+            self.admission.place(key) if place is None else used(place) as place,
             self._open_queue(live) as output_queue,
         ):
             if delivery is not None:
@@ -396,22 +398,7 @@ class Service:
     async def _prepared(
         self, call: ParsedRequest, place: Place, live: LiveRequest, shared: SharedInputs | None
     ) -> Inputs:
-        prompt = PromptRequest(
-            text=call.text,
-            texts=call.texts,
-            turns=call.turns,
-            tools=call.chat.tools,
-            tool_choice=call.chat.choice,
-            template=call.chat.template,
-            media=call.media,
-            order=call.order,
-            observation=call.observation,
-            params=call.params,
-            outputs=frozenset(call.outputs),
-            seed=call.seed,
-            max_seq_len=self.deployment.max_seq_len,
-            limits=self.limits,
-        )
+        prompt = self.prompt_of(call)
         # A task that has nothing to wait for would still take two iterations of the event loop.
         inputs = self.pool.run_inline(prompt) if shared is None and self.admission.is_free else None
         if inputs is None:
@@ -421,6 +408,27 @@ class Service:
         place.enter()
         self._run(live)
         return inputs
+
+    def prompt_of(self, call: ParsedRequest) -> PromptRequest:
+        """Return the input of the processor for a request."""
+        return PromptRequest(
+            text=call.text,
+            texts=call.texts,
+            turns=call.turns,
+            tools=call.chat.tools,
+            tool_choice=call.chat.choice,
+            template=call.chat.template,
+            is_raw=call.raw is not None,
+            ids=call.raw.ids if call.raw is not None else (),
+            media=call.media,
+            order=call.order,
+            observation=call.observation,
+            params=call.params,
+            outputs=frozenset(call.outputs),
+            seed=call.seed,
+            max_seq_len=self.deployment.max_seq_len,
+            limits=self.limits,
+        )
 
     async def _admitted(self, prepared: Awaitable[Inputs], place: Place, live: LiveRequest) -> Inputs:
         inputs = await prepared
@@ -541,6 +549,15 @@ class Service:
             return status, None
         cause = Cancelled("the client closed the connection") if is_gone else error
         return status, reply_of(cause, live.request_id).body["error"]
+
+
+@contextmanager
+def used(place: Place) -> Iterator[Place]:
+    """Use a place for one request, and release its slot at the end of the block."""
+    try:
+        yield place
+    finally:
+        place.leave()
 
 
 def cancel_cause(error: BaseException | None) -> str:

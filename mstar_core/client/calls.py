@@ -11,7 +11,7 @@ from urllib.parse import quote
 from mstar_core.client.media import Media, MediaFile, all_files, files_of, json_value
 from mstar_core.client.reader import FRAMES
 
-NUMBERS: Final = frozenset(("action", "scalar", "tensor", "video"))
+NUMBERS: Final = frozenset(("action", "scalar", "tensor", "embedding", "video"))
 """Outputs requested as frames. Base64 would add a third to their size, and work at both ends."""
 
 NDJSON: Final = "application/x-ndjson"

@@ -110,7 +110,7 @@ class ActionChunk(NumbersChunk):
 
 @dataclass(frozen=True, slots=True)
 class TensorChunk(NumbersChunk):
-    """A tensor; `metadata["step"]` counts the steps of a rollout."""
+    """A tensor; `metadata["step"]` counts the steps of a rollout. Also an embedding, float32 [dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ KINDS: Final[Mapping[str, type[OutputChunk]]] = {
     "action": ActionChunk,
     "tensor": TensorChunk,
     "scalar": ScalarChunk,
+    "embedding": TensorChunk,
 }
 
 

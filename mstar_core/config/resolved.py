@@ -295,6 +295,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     max_n: Annotated[int, ConfigKey("Most answers (`n`) of one request.", ge=1, le=128, is_live=True)] = 8
+    max_prompts: Annotated[
+        int, ConfigKey("Most prompts or inputs of one completion or embedding request.", ge=1, le=65_536, is_live=True)
+    ] = 2048
     max_requests_per_key: Annotated[
         int, ConfigKey("Most requests of one API key at once; 0 means no limit.", ge=0, le=1_048_576, is_live=True)
     ] = 0

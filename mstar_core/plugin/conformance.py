@@ -96,7 +96,10 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
         "serves-every-walk": "a miniature serves every walk on the CPU",
         "outputs-as-declared": "outputs have the declared type, rate and shape",
     },
-    ("bronze", "people"): {"sample-inputs": "the miniature takes the inputs of mstarctl sample, the same each time"},
+    ("bronze", "people"): {
+        "sample-inputs": "the miniature takes the inputs of mstarctl sample, the same each time",
+        "raw-prompts": "a model with a route for raw prompts or tokens spells ids as their text and reads both",
+    },
     ("silver", "equality"): {
         "same-seed": "the same seed gives the same bytes",
         "batch-equal": "a request among others gives what it gives alone",

@@ -40,7 +40,9 @@ class PromptRequest:
     models without roles read the parts of `order` as segments. Empty on routes without messages.
     tools: functions that the answer may call; the template shows them, unless the mode of `tool_choice` is `none`.
     template: variables of the chat template for the requested effort of thinking.
-    is_raw: `text` is the whole prompt and is tokenized as it is, without a template (completions).
+    is_raw: the text is the whole prompt and is tokenized as it is, without a template (completions, embeddings).
+    Control tokens that it spells out are control tokens, because its client writes the template.
+    ids: a raw prompt as token ids, in place of its text; they may be any numbers. Errors name the field `ids`.
     observation: the raw message of the robot policy socket, in place of text and media; decode it with `unpacked` of
     `mstar_core.plugin.observation`. None on all other routes.
     seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
@@ -54,6 +56,7 @@ class PromptRequest:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template: Mapping[str, Any] = field(default_factory=dict)
     is_raw: bool = False
+    ids: Sequence[int] = ()
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
     observation: bytes | None = None
@@ -65,12 +68,12 @@ class PromptRequest:
 
     @property
     def size_bytes(self) -> int:
-        """Return the approximate size: media, observation, texts, and what a template writes beside them."""
+        """Return the approximate size: media, observation, texts, ids, and what a template writes beside them."""
         beside = (*self.tools, *(call for turn in self.turns for call in turn.calls))
         texts = (
             len(self.text or "") + sum(len(turn.reasoning) for turn in self.turns) + sum(map(len, map(repr, beside)))
         )
-        return sum(len(part.data) for part in self.media) + len(self.observation or b"") + texts
+        return sum(len(part.data) for part in self.media) + len(self.observation or b"") + texts + 8 * len(self.ids)
 
     def text_at(self, index: int) -> str:
         """Return the text of the pair `("text", index)` of `order`."""
@@ -180,6 +183,27 @@ class InlineProcessor(Processor, Protocol):
 
         Called only for requests within the size limit whose uploads, if any, are tensors. Look at sizes and first bytes
         only.
+        """
+
+
+@runtime_checkable
+class TokenizingProcessor(Processor, Protocol):
+    """A processor that shows clients how it tokenizes, and reads prompts that are token ids.
+
+    Optional. The routes `completion`, `embedding` and `tokenize` need it. Both methods run in a pool process.
+    """
+
+    def tokenize(self, request: PromptRequest, *, adds_special: bool) -> Sequence[int]:
+        """Return the ids that the model reads for a prompt, of any length. Raises RequestError.
+
+        adds_special: add the tokens that the tokenizer puts around a text, such as one for its beginning. Raw prompts
+        of completions have them.
+        """
+
+    def spell(self, ids: Sequence[int]) -> Sequence[bytes]:
+        """Return the text of each id in UTF-8, control tokens included; it may be a part of a character.
+
+        Raises RequestError, with the field `ids`, for an id that is not in the vocabulary.
         """
 
 

@@ -107,21 +107,36 @@ def units_of(modality: str, shape: Sequence[int]) -> int:
     return prod(shape) if modality == "text" or not shape else shape[0]
 
 
-ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
-"""Api routes that a model may map."""
+ROUTES: Final = (
+    "chat",
+    "completion",
+    "embedding",
+    "tokenize",
+    "speech",
+    "image",
+    "image_edit",
+    "transcription",
+    "robot_policy",
+)
+"""Api routes that a model may map. `completion`, `embedding` and `tokenize` need a `TokenizingProcessor`."""
 
 ROUTE_OUTPUTS: Final[Mapping[str, str]] = {
     "chat": "text",
+    "completion": "text",
+    "embedding": "embedding",
     "speech": "audio",
     "image": "image",
     "image_edit": "image",
     "transcription": "text",
     "robot_policy": "action",
 }
-"""Output modality of each route. A model that maps a route must produce it."""
+"""Output modality of each route that has one. A model that maps a route must produce it."""
 
 ROUTE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "chat": ("text",),
+    "completion": ("text",),
+    "embedding": ("text",),
+    "tokenize": ("text",),
     "speech": ("text",),
     "image": ("text",),
     "image_edit": ("image", "text"),

@@ -31,11 +31,12 @@ SUFFIXES: Final = {
     "text": (".txt", ".md"),
     "action": (".npy", ".json", ".bin", ".safetensors"),
     "tensor": (".npy", ".json", ".bin", ".safetensors"),
+    "embedding": (".npy", ".json", ".bin", ".safetensors"),
     "scalar": (".npy", ".json", ".bin", ".safetensors"),
 }
 """File endings by modality, the default first. Latents sent as `video` are arrays."""
 
-NUMBERS: Final = ("action", "tensor", "scalar", "video")
+NUMBERS: Final = ("action", "tensor", "embedding", "scalar", "video")
 """Modalities whose outputs are arrays. An answer may have several, each with a name."""
 
 UNWRITTEN: Final = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.parse.prompts import RawPrompt
 from mstar_core.api.parse.tools import ChatOptions
 from mstar_core.api.requests.registry import check_seed, seed_of
 from mstar_core.errors import RequestError, did_you_mean
@@ -58,8 +59,9 @@ class ControlLoop:
 class ParsedRequest:
     """A validated request. params: the model's dataclass. order: segments as (modality, index).
 
-    texts, turns, chat: chat only. observation: a robot message, in place of text and media. stops: stop strings.
-    group: the client's id if this is one item of several. loop: the client's control loop, None if it names none.
+    texts, turns, chat: chat only. raw: a prompt without a template; its text is `text`. observation: a robot message, in
+    place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
+    client's control loop, None if it names none.
     """
 
     request_id: str
@@ -68,6 +70,7 @@ class ParsedRequest:
     texts: Sequence[str] = ()
     turns: Sequence[Turn] = ()
     chat: ChatOptions = field(default_factory=ChatOptions)
+    raw: RawPrompt | None = None
     stops: tuple[str, ...] = ()
     group: str = ""
     media: Sequence[MediaPart] = ()

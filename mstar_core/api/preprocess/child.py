@@ -17,7 +17,13 @@ from mstar_core.api.preprocess.seccomp import deny_network
 from mstar_core.errors import MstarError, PluginError
 from mstar_core.plugin.media import encode_image, read_image
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
-from mstar_core.plugin.processor import InlineProcessor, MediaPart, ParallelDecodeProcessor, Processor
+from mstar_core.plugin.processor import (
+    InlineProcessor,
+    MediaPart,
+    ParallelDecodeProcessor,
+    Processor,
+    TokenizingProcessor,
+)
 from mstar_core.process.system import die_with_parent
 from mstar_core.targets import load_target
 
@@ -86,10 +92,23 @@ def answer(processor: Processor, call: JobCall) -> Answer:
                 return True, encode_image(read_image(data, limits), form)
             case "postprocess":
                 return True, processor.postprocess(*args)
+            case "tokenize":
+                request, adds_special = args
+                check_media(request.media, request.limits)
+                return True, list(tokenizing(processor).tokenize(request, adds_special=adds_special))
+            case "spell":
+                return True, list(tokenizing(processor).spell(*args))
             case _:
                 return False, PluginError(f"the pool has no job {name!r}")
     except Exception as error:  # noqa: BLE001  isolation boundary: one job
         return False, as_ours(error)
+
+
+def tokenizing(processor: Processor) -> TokenizingProcessor:
+    """Return the processor as one that shows its tokens. Raises PluginError if it does not."""
+    if not isinstance(processor, TokenizingProcessor):
+        raise PluginError("the processor does not show its tokens", phase="processor")
+    return processor
 
 
 def decode_files(

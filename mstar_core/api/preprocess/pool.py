@@ -188,6 +188,16 @@ class Pool:
         image: bytes = await self._run("recode", data, form, limits)
         return image
 
+    async def tokenize(self, request: PromptRequest, *, adds_special: bool) -> list[int]:
+        """Return the ids of a prompt, see `TokenizingProcessor`. Raises RequestError."""
+        ids: list[int] = await self._run("tokenize", request, adds_special)
+        return ids
+
+    async def spell(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the text of each id in UTF-8. Raises RequestError for an unknown one."""
+        texts: list[bytes] = await self._run("spell", list(ids))
+        return texts
+
     async def close(self) -> None:
         """End all processes; running jobs fail. Safe to call twice."""
         self._closing = True

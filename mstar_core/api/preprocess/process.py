@@ -171,6 +171,10 @@ def checked(call: JobCall, answer: Any) -> Answer:
                 return False, error
         case "decode", (True, list(parts)) if len(parts) == len(args) - 2 and all(map(_is_decoded, parts)):
             return True, parts
+        case "tokenize", (True, list(ids)) if all(type(token) is int for token in ids):
+            return True, ids
+        case "spell", (True, list(texts)) if len(texts) == len(args[0]) and all(map(_is_bytes, texts)):
+            return True, texts
         case "recode", (True, bytes()):
             return True, answer[1]
         case "postprocess", (True, (bytes(), dict() as metadata)) if all(isinstance(key, str) for key in metadata):
@@ -209,6 +213,10 @@ def _has_arrays(inputs: Inputs | SegmentInputs) -> bool:
     return isinstance(inputs.arrays, dict) and all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in inputs.arrays.items()
     )
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, bytes)
 
 
 def _is_decoded(value: Any) -> bool:

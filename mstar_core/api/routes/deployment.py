@@ -18,7 +18,7 @@ from mstar_core.config.deployment import AdapterPlan
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import Video
+from mstar_core.plugin.surface import Embedding, Video
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
@@ -66,6 +66,8 @@ def _card(exchange: Exchange) -> dict[str, Any]:
     }
     if isinstance(video := spec.input("video"), Video) and video.max_frames is not None:
         card["max_frames"] = video.max_frames
+    if isinstance(vector := spec.output("embedding"), Embedding) and vector.dim is not None:
+        card["dimensions"] = vector.dim
     if "speech" in spec.routes:
         card["speech"] = speech_kind(spec)
     if robot := spec.robot_facts():
@@ -90,6 +92,9 @@ def _unresumable(spec: ModelSpec, *, is_off: bool) -> list[dict[str, Any]]:
 ENDPOINTS: Final[Mapping[str, str]] = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
+    "completion": "/v1/completions",
+    "embedding": "/v1/embeddings",
+    "tokenize": "/tokenize",
     "speech": "/v1/audio/speech",
     "image": "/v1/images/generations",
     "image_edit": "/v1/images/edits",

@@ -107,9 +107,10 @@ def _params(spec: ModelSpec) -> Iterator[MstarError]:
 
 def _surfaces(spec: ModelSpec) -> Iterator[MstarError]:
     reads, writes = {m.kind for m in spec.inputs}, {m.kind for m in spec.outputs}
-    for route in sorted(spec.routes & set(ROUTE_OUTPUTS)):
+    for route in sorted(spec.routes & set(ROUTE_INPUTS)):
+        output = ROUTE_OUTPUTS.get(route)
         missing = [f"read {kind}" for kind in ROUTE_INPUTS[route] if kind not in reads]
-        missing += [f"produce {kind}" for kind in (ROUTE_OUTPUTS[route],) if kind not in writes]
+        missing += [f"produce {output}"] if output is not None and output not in writes else []
         if missing:
             yield PluginError(f"{spec.name} maps route {route!r} but does not {missing[0]}", phase="surfaces")
     for route, surface in spec.surfaces.items():

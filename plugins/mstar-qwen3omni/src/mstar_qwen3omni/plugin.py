@@ -83,6 +83,10 @@ SAMPLES = (
 )
 
 
+WRITTEN = frozenset({"chat", "completion", "tokenize", "transcription"})
+"""Routes of a checkpoint that does not speak."""
+
+
 def _media_values(config: OmniConfig) -> dict[str, dict[str, int | tuple[int, ...]]]:
     """Return grids and pads of the media in SAMPLES, which the vision encoder checks."""
     ids = config.ids
@@ -109,7 +113,7 @@ def spec(config: OmniConfig) -> ModelSpec:
         inputs=(Text(), Image(), Audio(rate=16000, channels=1), Video(), TensorData()),
         outputs=(Text(), Audio(rate=24000, channels=1, token_loop="talker_loop")) if config.has_speech else (Text(),),
         params=Params,
-        routes=frozenset({"chat", "speech", "transcription"} if config.has_speech else {"chat", "transcription"}),
+        routes=WRITTEN | {"speech"} if config.has_speech else WRITTEN,
         surfaces={
             "transcription": Surface(
                 params={"temperature": 0.0},

@@ -21,7 +21,7 @@ from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size
 from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media
-from mstar_qwen3omni.request.segments import split
+from mstar_qwen3omni.request.segments import plain_text, split
 from mstar_qwen3omni.request.sounds import read_samples
 from mstar_qwen3omni.request.tensors import read_media
 from mstar_qwen3omni.request.tokenizer import NumberDetokenizer, TextTokenizer, has_tokenizer, read_tokenizer
@@ -64,7 +64,10 @@ class Processor:
         count = len(prompt.ids)
         check_room(count, limit)
         ids = np.asarray(prompt.ids, dtype=np.int64)
-        segments = split(ids, prompt.media, self._config.ids, is_spoken=is_spoken)
+        if request.is_raw:
+            segments = plain_text(ids, self._config.ids)
+        else:
+            segments = split(ids, prompt.media, self._config.ids, is_spoken=is_spoken)
         params = self._limited(request.params, limit - count, warnings, "max_output_tokens")
         if is_spoken:
             room = limit - segments.talker_tokens - ANSWER_START
@@ -103,7 +106,18 @@ class Processor:
     def is_inline(self, request: PromptRequest) -> bool:
         """Whether the request is a short text without media."""
         ids = request.params.prompt_token_ids
-        return not request.media and request.size_bytes <= INLINE_CHARS and len(ids or ()) <= INLINE_IDS
+        count = len(request.ids or ids or ())
+        return not request.media and request.size_bytes - 8 * len(request.ids) <= INLINE_CHARS and count <= INLINE_IDS
+
+    def tokenize(self, request: PromptRequest, *, adds_special: bool) -> Sequence[int]:
+        """Return the ids of a raw prompt, or of a conversation in the template. Raises RequestError."""
+        if request.is_raw:
+            return request.ids or self.tokenizer.encode_raw(request.text or "", adds_special=adds_special)
+        return self._prompt(request, self._config.max_positions, []).ids
+
+    def spell(self, ids: Sequence[int]) -> Sequence[bytes]:
+        """Return the text of each id in UTF-8. Raises RequestError for unknown ids."""
+        return self.tokenizer.spell(ids)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -117,6 +131,8 @@ class Processor:
     # -- prompt -------------------------------------------------------------------------------------------------------
 
     def _prompt(self, request: PromptRequest, limit: int, warnings: list[str]) -> Prompt:
+        if request.is_raw:
+            return self._raw(request, limit)
         if request.params.prompt_token_ids is not None:
             if (request.text or "").strip():
                 warnings.append("prompt_token_ids was given, so the text has no effect")
@@ -132,13 +148,22 @@ class Processor:
         tools = request.tools if request.tool_choice.mode != "none" else ()
         return ChatLayout(self._config.ids, self.tokenizer.encode, texts.__getitem__, reader.read).write(turns, tools)
 
-    def _of_ids(self, tokens: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
+    def _raw(self, request: PromptRequest, limit: int) -> Prompt:
+        """Return a prompt without a template."""
+        tokens = list(self.tokenize(request, adds_special=True))
+        self._check_ids(tokens, "ids" if request.ids else "text")
+        return Prompt(tokens, [])
+
+    def _check_ids(self, tokens: Sequence[int], field: str) -> None:
         vocab = self._config.thinker.vocab
-        wrong = next((token for token in tokens if token >= vocab), None)
+        wrong = next((token for token in tokens if not 0 <= token < vocab), None)
         if wrong is not None or not tokens:
             allowed = f"ids from 0 to {vocab - 1}"
-            title = "prompt_token_ids is empty" if wrong is None else f"prompt_token_ids contains {wrong}"
-            raise RequestError(title, f"allowed are {allowed}", field="prompt_token_ids", allowed=allowed)
+            title = f"{field} is empty" if wrong is None else f"{field} contains {wrong}"
+            raise RequestError(title, f"allowed are {allowed}", field=field, allowed=allowed)
+
+    def _of_ids(self, tokens: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
+        self._check_ids(tokens, "prompt_token_ids")
         check_room(len(tokens), limit, "prompt_token_ids")
         ids = np.asarray(tokens, dtype=np.int64)
         return Prompt(list(tokens), read_media(ids, request.media, self._config, request.params.fps))

@@ -59,6 +59,17 @@ def split(ids: Indices, media: Sequence[Media], special: TextIds, *, is_spoken: 
     return segments
 
 
+def plain_text(ids: Indices, special: TextIds) -> Segments:
+    """Return the segment of a raw prompt, int64 [n]. Raises RequestError for pads of media, of which it has none."""
+    if pad_runs(ids, special):
+        raise RequestError(
+            "a raw prompt cannot have media", hint="send them in the messages of a chat request", field="ids"
+        )
+    segments = Segments()
+    _add_text(segments, ids, None, PositionCounter(), PositionCounter())
+    return segments
+
+
 def _talker_share(ids: Indices, special: TextIds) -> Mask:
     """Return where the talker reads: user turns and the start of the answer, but no system turn or earlier answer."""
     starts = np.flatnonzero(ids == special.im_start)

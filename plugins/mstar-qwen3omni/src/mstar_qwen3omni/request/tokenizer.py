@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from mstar_core.errors import WeightsError
+from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin.plain_text import plain_ids, spelled_bytes
 from mstar_core.plugin.processor import Detokenizer
 
@@ -28,6 +28,10 @@ SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Pre-tokenizer pattern of Qwen2: digits stand alone, line breaks end a run of white space."""
+
+
+MOST_IDS: Final = 2**32
+"""The library reads ids as unsigned numbers of 32 bits."""
 
 
 class TextTokenizer:
@@ -45,6 +49,17 @@ class TextTokenizer:
         """Return the ids of `text`."""
         return plain_ids(partial(self._tokenizer.encode, add_special_tokens=False), text, self._control)
 
+    def encode_raw(self, text: str, *, adds_special: bool) -> list[int]:
+        """Return the ids of a whole prompt, whose control tokens are control tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=adds_special).ids)
+
+    def spell(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the text of each id in UTF-8, control tokens included. Raises RequestError for unknown ids."""
+        wrong = next((token for token in ids if not self._has(token)), None)
+        if wrong is not None:
+            raise RequestError(f"{wrong} is not the id of a token", field="ids")
+        return [self._spelled(token) for token in ids]
+
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one answer."""
         return ByteDetokenizer(self)
@@ -54,8 +69,12 @@ class TextTokenizer:
         return self._bytes(token)
 
     def _bytes_of(self, token: int) -> bytes:
-        if token in self._control:
-            return b""
+        return b"" if token in self._control else self._spelled(token)
+
+    def _has(self, token: int) -> bool:
+        return 0 <= token < MOST_IDS and self._tokenizer.id_to_token(token) is not None
+
+    def _spelled(self, token: int) -> bytes:
         added = self._added.get(token)
         if added is not None:
             return str(added.content).encode()

@@ -1,0 +1,1 @@
+"""Routes of prompts without a conversation: completions, embeddings and tokens."""
