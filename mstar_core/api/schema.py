@@ -479,6 +479,15 @@ class ChatTokenLogprob(TokenAlternative, kw_only=True):
     top_logprobs: list[TokenAlternative]
 
 
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """Tokens of a text and their log-probabilities. text_offset: characters of the completion before each."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
 class ChatLogprobs(msgspec.Struct, kw_only=True):
     """Log-probabilities of the tokens of an answer in order, those of thinking and calls included."""
 

@@ -188,3 +188,11 @@ async def test_the_openai_client_reads_every_form(started: Started) -> None:
             with pytest.raises(openai.BadRequestError) as error:
                 await client.completions.create(model="fake", prompt="a", suffix="b")
             assert error.value.param == "suffix"
+
+
+async def test_log_probabilities_are_refused_with_an_echo_and_where_there_are_none(started: Started) -> None:
+    async with started(serve, model=SPEC) as api:
+        both = await api.client.post(PATH, json={"prompt": "hi", "logprobs": 2, "echo": True})
+        refused(both, "echo", "unsupported_parameter")
+        alone = await api.client.post(PATH, json={"prompt": "hi", "logprobs": 2})
+        refused(alone, "logprobs", "unsupported_parameter")

@@ -59,8 +59,8 @@ class ControlLoop:
 class ParsedRequest:
     """A validated request. params: the model's dataclass. order: segments as (modality, index).
 
-    texts, turns, chat: chat only. raw: a prompt without a template; its text is `text`. observation: a robot message, in
-    place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
+    texts, turns, chat: chat only. raw: a prompt without a template; its text is `text`. observation: a robot message,
+    in place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
     client's control loop, None if it names none.
     """
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the format of OpenAI's chat."""
+"""Log-probabilities of tokens in the formats of OpenAI: of chats and of completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mstar_core.api.output.token_scores import Likelihood, TokenScore
-from mstar_core.api.schema import ChatLogprobs, ChatTokenLogprob, TokenAlternative
+from mstar_core.api.schema import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenAlternative
 
 LEAST: Final = -9999.0
 """Log-probability of an impossible token: JSON has no infinity."""
@@ -24,6 +24,17 @@ def chat_logprobs_of(scores: Sequence[TokenScore]) -> ChatLogprobs:
             )
             for score in scores
         ]
+    )
+
+
+def completion_logprobs_of(scores: Sequence[TokenScore], *, has_others: bool) -> CompletionLogprobs:
+    """Return the tokens of a part of a completion. has_others: alternatives were asked for."""
+    others = [{other.text: finite(other.logprob) for other in score.most_likely} for score in scores]
+    return CompletionLogprobs(
+        tokens=[score.token.text for score in scores],
+        token_logprobs=[finite(score.token.logprob) for score in scores],
+        top_logprobs=others if has_others else None,
+        text_offset=[score.start for score in scores],
     )
 
 

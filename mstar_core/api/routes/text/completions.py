@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import DONE, PING, Exchange, event, streaming
 from mstar_core.api.group import Group, GroupPart, open_prompts
+from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.output.kept_events import EVENTS, Event
+from mstar_core.api.output.token_scores import TokenScore
+from mstar_core.api.parse.capabilities import LOGPROBS, check_capability
+from mstar_core.api.parse.logprobs import with_logprobs
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.parse.prompts import RawPrompt, read_prompts
-from mstar_core.api.routes.chat_answer import reason_of, usage_of
-from mstar_core.api.routes.fields import check_count, check_name, openai_parsed, read_body
+from mstar_core.api.routes.fields import answered_name, check_count, check_name, openai_parsed, read_body
 from mstar_core.api.routes.text.schema import Completion, CompletionChoice, CompletionRequest
-from mstar_core.api.schema import Usage
+from mstar_core.api.schema import CompletionLogprobs, Usage
+from mstar_core.api.text.logprobs import completion_logprobs_of
 from mstar_core.errors import RequestError
 
 OUTPUTS = ("text",)
@@ -29,10 +34,14 @@ async def completion(exchange: Exchange) -> HTTPResponse | None:
     check_name(exchange, body.model)
     count = _count(exchange, body)
     calls = raw_calls(exchange, read_prompts(body.prompt, "prompt", exchange.limits), rest, OUTPUTS)
+    if body.logprobs is not None:
+        check_capability(exchange.service.model, LOGPROBS, "logprobs")
+        calls = [replace(call, params=with_logprobs(call.params, body.logprobs)) for call in calls]
     exchange.keep_events(EVENTS if body.stream else None)
     echoes = await _echoes(exchange, calls) if body.echo else [""] * len(calls)
     async with open_prompts(exchange, calls, count) as group:
-        answer = CompletionAnswer(exchange, group, [echo for echo in echoes for _ in range(count)])
+        model = answered_name(exchange, body.model)
+        answer = CompletionAnswer(exchange, group, model, [echo for echo in echoes for _ in range(count)])
         if not body.stream:
             return await _whole(exchange, group, answer)
         is_counted = body.stream_options is not None and body.stream_options.include_usage
@@ -67,10 +76,13 @@ def raw_calls(
 def _count(exchange: Exchange, body: CompletionRequest) -> int:
     """Return `n`. Raises RequestError for fields that would change the completions and are not supported."""
     count = check_count(exchange, body.n)
-    wrong = {"best_of": body.best_of not in (None, count), "suffix": bool(body.suffix)}
-    for field, is_wrong in wrong.items():
+    refused = {
+        "best_of": (body.best_of not in (None, count), "omit it, or send the value of n"),
+        "suffix": (bool(body.suffix), "omit it"),
+        "echo": (body.echo and body.logprobs is not None, "prompts have no log-probabilities: omit echo or logprobs"),
+    }
+    for field, (is_wrong, hint) in refused.items():
         if is_wrong:
-            hint = "omit it, or send the value of n" if field == "best_of" else "omit it"
             raise RequestError(f"{field} is not supported", hint=hint, field=field, code="unsupported_parameter")
     return count
 
@@ -92,10 +104,11 @@ async def _echo(exchange: Exchange, prompt: RawPrompt) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompletionAnswer:
-    """The completions of a group, whole and as events. echoes: text before each."""
+    """The completions of a group, whole and as events. model: its name in the answer. echoes: text before each."""
 
     exchange: Exchange
     group: Group
+    model: str
     echoes: Sequence[str]
 
     def body(self, choices: list[CompletionChoice]) -> Completion:
@@ -104,19 +117,21 @@ class CompletionAnswer:
         return Completion(
             id=f"cmpl-{exchange.request_id}",
             created=int(exchange.created),
-            model=exchange.service.deployment.name,
+            model=self.model,
             choices=choices,
             system_fingerprint=f"seed-{self.group.calls[0].seed}",
         )
 
-    def whole(self, texts: Sequence[str]) -> Completion:
-        """Return the answer of a finished group. texts: of each item."""
-        choices = [
-            CompletionChoice(index=index, text=f"{echo}{text}", finish_reason=reason_of(self.group, index))
-            for index, (echo, text) in enumerate(zip(self.echoes, texts, strict=True))
-        ]
+    def whole(self, parts: Sequence[Sequence[EncodedChunk]]) -> Completion:
+        """Return the answer of a finished group. parts: chunks of text of each item."""
+        choices = []
+        for index, (echo, chunks) in enumerate(zip(self.echoes, parts, strict=True)):
+            choice = CompletionChoice(index=index, text=echo + "".join(chunk.data.decode() for chunk in chunks))
+            choice.logprobs = self._logprobs(index, [score for chunk in chunks for score in chunk.scores])
+            choice.finish_reason = self._reason(index)
+            choices.append(choice)
         body = self.body(choices)
-        body.usage = usage_of(self.group)
+        body.usage = self.usage()
         return body
 
     def events(self, piece: GroupPart, *, is_first: bool, is_counted: bool) -> list[Event]:
@@ -124,14 +139,27 @@ class CompletionAnswer:
 
         is_first: the part is the first of its item. is_counted: events have a usage field, which is null.
         """
-        texts = [self.echoes[piece.index]] if is_first else []
-        texts += [chunk.data.decode() for chunk in piece.chunks if chunk.modality == "text"]
-        choices = [CompletionChoice(index=piece.index, text=text) for text in texts if text]
+        index = piece.index
+        choices = [CompletionChoice(index=index, text=self.echoes[index])] if is_first and self.echoes[index] else []
+        for chunk in piece.chunks:
+            if chunk.modality == "text" and (chunk.data or chunk.scores):
+                choice = CompletionChoice(index=index, text=chunk.data.decode())
+                choice.logprobs = self._logprobs(index, chunk.scores)
+                choices.append(choice)
         if piece.done is not None:
-            choices.append(
-                CompletionChoice(index=piece.index, text="", finish_reason=reason_of(self.group, piece.index))
-            )
+            choices.append(CompletionChoice(index=index, text="", finish_reason=self._reason(index)))
         return [self.event([choice], None, is_counted=is_counted) for choice in choices]
+
+    def usage(self) -> Usage:
+        """Return the usage of the finished group."""
+        return msgspec.convert(self.group.usage, Usage)
+
+    def _logprobs(self, index: int, scores: Sequence[TokenScore]) -> CompletionLogprobs | None:
+        count = getattr(self.group.calls[index].params, LOGPROBS, None)
+        return None if count is None else completion_logprobs_of(scores, has_others=count > 0)
+
+    def _reason(self, index: int) -> Literal["stop", "length"]:
+        return "length" if self.group.done[index].finish_reason == "length" else "stop"
 
     def event(self, choices: list[CompletionChoice], usage: Usage | None, *, is_counted: bool) -> Event:
         """Return an event of a stream."""
@@ -142,12 +170,12 @@ class CompletionAnswer:
 
 
 async def _whole(exchange: Exchange, group: Group, answer: CompletionAnswer) -> HTTPResponse:
-    parts: list[list[str]] = [[] for _ in group.calls]
+    parts: list[list[EncodedChunk]] = [[] for _ in group.calls]
     async for piece in group.pieces():
         if piece is not None:
-            parts[piece.index] += [chunk.data.decode() for chunk in piece.chunks if chunk.modality == "text"]
+            parts[piece.index] += [chunk for chunk in piece.chunks if chunk.modality == "text"]
     exchange.warn(group.warnings)
-    return exchange.json(answer.whole(["".join(texts) for texts in parts]))
+    return exchange.json(answer.whole(parts))
 
 
 async def _stream(exchange: Exchange, group: Group, answer: CompletionAnswer, *, is_counted: bool) -> None:
@@ -161,5 +189,5 @@ async def _stream(exchange: Exchange, group: Group, answer: CompletionAnswer, *,
             events = answer.events(piece, is_first=piece.index not in begun, is_counted=is_counted)
             begun.add(piece.index)
             await exchange.send(events, EVENTS, group.left_s)
-        last = [answer.event([], usage_of(group), is_counted=True)] if is_counted else []
+        last = [answer.event([], answer.usage(), is_counted=True)] if is_counted else []
         await exchange.send([*last, DONE], EVENTS)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from mstar_core.api.schema import ChatMessage, ModelName, RequestId, StreamOptions, Usage
+from mstar_core.api.schema import ChatMessage, CompletionLogprobs, ModelName, RequestId, StreamOptions, Usage
+from mstar_core.graph.declare.sampling import MOST_LOGPROBS
 
 IDS: Final = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
 PROMPTS: Final = {
@@ -36,6 +37,12 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, description="completions of each prompt; completion i uses seed + i")] = 1
     echo: Annotated[bool, Meta(description="begin each completion with its prompt")] = False
+    logprobs: (
+        Annotated[
+            int, Meta(ge=0, le=MOST_LOGPROBS, description="log-probabilities of the tokens and of so many others")
+        ]
+        | None
+    ) = None
     best_of: Annotated[int, Meta(ge=1, description="accepted if it equals `n`")] | None = None
     suffix: Annotated[str, Meta(description="not supported", extra_json_schema={"maxLength": 0})] | None = None
     request_id: RequestId = None
@@ -47,7 +54,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int
     text: str
     finish_reason: Literal["stop", "length"] | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(msgspec.Struct, kw_only=True):

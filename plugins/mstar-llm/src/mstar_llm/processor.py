@@ -68,11 +68,7 @@ class Processor:
 
     def spell(self, ids: Sequence[int]) -> Sequence[bytes]:
         """Return the UTF-8 text of each id, control tokens included. Raises RequestError for an unknown id."""
-        wrong = next((token for token in ids if not 0 <= token < self._config.vocab), None)
-        if wrong is not None:
-            allowed = f"ids from 0 to {self._config.vocab - 1}"
-            raise RequestError(f"ids contain {wrong}", f"allowed are {allowed}", field="ids", allowed=allowed)
-        return [self._spelled(token) for token in ids]
+        return [self._spelled(token) for token in (self._checked(ids, "ids") if ids else ())]
 
     def _spelled(self, token: int) -> bytes:
         return self.tokenizer.bytes_of(token) or self.tokenizer.control.get(token, "").encode()
@@ -117,6 +113,8 @@ class Processor:
     def _prompt(self, request: PromptRequest, *, adds_special: bool = True) -> list[int]:
         if request.params.prompt_token_ids is not None:
             return self._checked(request.params.prompt_token_ids)
+        if request.ids:
+            return self._checked(request.ids, "ids")
         if not request.turns and not request.text:
             raise RequestError("the request has no text", hint="send one", field="text", code="missing_field")
         is_base = self._template is None or self._config.is_embedding
@@ -141,13 +139,13 @@ class Processor:
         # The template writes the control tokens itself, such as the first one of a text.
         return self.tokenizer.encode(prompt, adds_special=False)
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def _checked(self, ids: Sequence[int], field: str = "prompt_token_ids") -> list[int]:
         vocab = self._config.vocab
-        wrong = next((token for token in ids if token >= vocab), None)
+        wrong = next((token for token in ids if not 0 <= token < vocab), None)
         if wrong is not None or not ids:
             allowed = f"ids from 0 to {vocab - 1}"
-            title = "prompt_token_ids is empty" if wrong is None else f"prompt_token_ids contains {wrong}"
-            raise RequestError(title, f"allowed are {allowed}", field="prompt_token_ids", allowed=allowed)
+            title = f"{field} is empty" if wrong is None else f"{field} contains {wrong}"
+            raise RequestError(title, f"allowed are {allowed}", field=field, allowed=allowed)
         return list(ids)
 
 
