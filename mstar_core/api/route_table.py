@@ -44,12 +44,12 @@ from mstar_core.api.routes.speech import speech
 from mstar_core.api.routes.text.completions import completion
 from mstar_core.api.routes.text.embeddings import embedding
 from mstar_core.api.routes.text.schema import (
-    Completion,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     Embeddings,
     PlainText,
+    TextCompletion,
     TokenizeRequest,
     Tokens,
 )
@@ -233,7 +233,7 @@ ROUTES: Final = (
         summary="Continue prompts without a chat template",
         body=CompletionRequest,
         takes=(JSON,),
-        answer=Completion,
+        answer=TextCompletion,
         gives=(EVENTS,),
         errors=ASKED,
     ),

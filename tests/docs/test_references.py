@@ -43,7 +43,7 @@ NOT_OURS = frozenset(
         # files that commands write, and files of published checkpoints
         ("curve.json", "env.json", "outcome.json", "result.json", "spec.json", "sweep.json"),
         ("plan.actions.json", "plan.best_energy.json", "roll.energies-2.json"),
-        ("assets/ID/norm_stats.json", "policy_postprocessor.json", "policy_preprocessor.json"),
+        ("assets/ID/norm_stats.json", "modules.json", "policy_postprocessor.json", "policy_preprocessor.json"),
         # a heading of the changelogs
         ("Unreleased",),
     )

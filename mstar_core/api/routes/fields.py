@@ -159,7 +159,7 @@ def is_named(exchange: Exchange, name: str) -> bool:
 
 def answered_name(exchange: Exchange, requested: str | None) -> str:
     """Return the name of the model in an answer: the requested one if the model has it, else the deployment's."""
-    if requested is not None and is_named(exchange, requested):
+    if requested is not None and (exchange.adapter or is_named(exchange, requested)):
         return requested
     return exchange.served_name
 

@@ -20,7 +20,7 @@ from mstar_core.api.parse.logprobs import with_logprobs
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.parse.prompts import RawPrompt, read_prompts
 from mstar_core.api.routes.fields import answered_name, check_count, check_name, openai_parsed, read_body
-from mstar_core.api.routes.text.schema import Completion, CompletionChoice, CompletionRequest
+from mstar_core.api.routes.text.schema import CompletionChoice, CompletionRequest, TextCompletion
 from mstar_core.api.schema import CompletionLogprobs, Usage
 from mstar_core.api.text.logprobs import completion_logprobs_of
 from mstar_core.errors import RequestError
@@ -111,10 +111,10 @@ class CompletionAnswer:
     model: str
     echoes: Sequence[str]
 
-    def body(self, choices: list[CompletionChoice]) -> Completion:
+    def body(self, choices: list[CompletionChoice]) -> TextCompletion:
         """Return an object of the answer."""
         exchange = self.exchange
-        return Completion(
+        return TextCompletion(
             id=f"cmpl-{exchange.request_id}",
             created=int(exchange.created),
             model=self.model,
@@ -122,7 +122,7 @@ class CompletionAnswer:
             system_fingerprint=f"seed-{self.group.calls[0].seed}",
         )
 
-    def whole(self, parts: Sequence[Sequence[EncodedChunk]]) -> Completion:
+    def whole(self, parts: Sequence[Sequence[EncodedChunk]]) -> TextCompletion:
         """Return the answer of a finished group. parts: chunks of text of each item."""
         choices = []
         for index, (echo, chunks) in enumerate(zip(self.echoes, parts, strict=True)):

@@ -57,7 +57,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None = None
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """Completions, or an event of a stream. With include_usage, the last event has usage and no choices."""
 
     id: str
