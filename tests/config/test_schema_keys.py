@@ -94,6 +94,7 @@ ACTS: Final[dict[str, str]] = {
     "api.max_text_bytes": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_files": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_speech_chars": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
+    "api.max_prompts": "tests/api/test_completions.py::test_what_is_wrong_is_refused_by_field",
     "api.max_n": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.pool_processes": "tests/api/test_app_keys.py::test_as_many_processes_read_media_as_the_file_says",
     "api.max_connections": "tests/api/test_connection.py::test_idle_connections_beyond_the_limit_make_room",
