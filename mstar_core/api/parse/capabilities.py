@@ -12,8 +12,10 @@ CONSTRAINT: Final = "constraint"
 """Sampling parameter with the grammar of an answer. The api sets it; clients do not."""
 
 HOLDS_GRAMMARS = False
-"""Whether the engine masks what a grammar forbids. Until then no model offers `structured_outputs`: an answer that happens
-to obey would be taken for one that must."""
+"""Whether the engine masks what a grammar forbids.
+
+Until then no model offers `structured_outputs`: an answer that happens to obey would be taken for one that must.
+"""
 
 LOGPROBS: Final = "logprobs"
 """Sampling parameter for log-probabilities."""
