@@ -11,7 +11,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-all tour test test-gpu test-web fuzz sanitize kernels image wheelhouse lint format docs bench wheels release clean
+.PHONY: help install demo demo-all tour test test-gpu test-web outside fuzz sanitize kernels image wheelhouse lint format docs bench wheels release clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make t
 
 test-web: install ## run the tests of the web pages in headless Chromium; MSTAR_CHROMIUM names its binary
 	MSTAR_NEED_BROWSER=1 $(PY) -m pytest -m browser tests/web $(ARGS)
+
+outside: install ## run clients and suites that others wrote against miniatures, in environments of their own; ARGS="--only NAME"
+	@$(PY) -m tests.outside $(ARGS)
 
 fuzz: install ## fuzz what reads strangers' bytes; needs atheris (pip install atheris); ARGS="--cpu-seconds 600"
 	@set -e; for target in multipart headers json bodies urls media; do $(PY) scripts/fuzz.py $$target $(ARGS); done

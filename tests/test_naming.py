@@ -22,6 +22,7 @@ SUITES = {
     "tests/docs",
     "tests/families",  # the same checks for every family
     "tests/gpu",
+    "tests/outside",  # programs that no one here wrote
     "tests/hosts",  # deployments over several hosts
     "tests/parallel",  # tensor parallelism through all layers
     "tests/runtime",  # deployments of real processes

@@ -1,0 +1,1 @@
+"""Programs that no one here wrote, run against miniatures: `make outside`."""
