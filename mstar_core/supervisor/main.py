@@ -32,7 +32,7 @@ from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
 from mstar_core.process.logs import start_logging
-from mstar_core.process.system import raise_descriptor_limit
+from mstar_core.process.system import give_back_freed_memory, raise_descriptor_limit
 from mstar_core.supervisor.child import DEFAULT_PACE, Kinds, Pace, child_kinds, standby_kind, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.hosts.hosts import RemoteLink
@@ -226,6 +226,7 @@ async def _run(
     placer: Callable[[DeploymentSpec], Placer],
 ) -> tuple[ExitCode, dict[str, object]]:
     raise_descriptor_limit()  # each connection of a client is kept with a memory file
+    give_back_freed_memory()
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
     endpoint = mailbox_endpoint(run.ipc, NAME, 0)

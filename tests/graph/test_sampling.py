@@ -16,7 +16,15 @@ from mstar_core.api.parse.params import NO_EFFECT, ParamRules, check_params
 from mstar_core.engine.sampling.columns import columns, fields
 from mstar_core.errors import RequestError
 from mstar_core.graph.declare.nodes import Sampling
-from mstar_core.graph.declare.sampling import ADJUSTING, COLUMNS, MOST_BIASED, NAMES, SamplingParams, TextSampling
+from mstar_core.graph.declare.sampling import (
+    ADJUSTING,
+    COLUMNS,
+    MOST_BIASED,
+    NAMES,
+    OFFERED,
+    SamplingParams,
+    TextSampling,
+)
 from mstar_core.plugin.params import COMMON_NAMES, param_specs, parse_params
 from mstar_core.worker.state.request import sampling_params
 from tests.families.families import SPECS
@@ -38,10 +46,10 @@ SPEAKERS = {"qwen3_omni": "Thinker", "bagel": "LLM", "orpheus": "LLM"}
 
 
 def test_each_user_of_the_table_has_all_its_parameters() -> None:
-    assert set(NAMES) <= set(COMMON_NAMES) and set(NAMES) <= set(COMMON)
+    assert set(OFFERED) <= set(COMMON_NAMES) and set(OFFERED) <= set(COMMON)
     assert set(ADJUSTING) <= set(NO_EFFECT), "a model without them refuses what has an effect"
     page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
-    assert all(f"| `{name}` |" in page for name in NAMES)
+    assert all(f"| `{name}` |" in page for name in OFFERED)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +85,7 @@ def test_the_wire_form_keeps_every_parameter() -> None:
 @pytest.mark.parametrize("model", SPEAKERS)
 def test_every_model_that_samples_has_all_parameters(model: str) -> None:
     spec = SPECS[model]
-    assert set(NAMES) <= {item.name for item in param_specs(spec.params)}
+    assert set(OFFERED) <= {item.name for item in param_specs(spec.params)}
     node = spec.node(SPEAKERS[model])
     assert node.sampling is not None and node.sampling.vocab > 0
     sent: dict[str, Any] = {**dataclasses.asdict(SET), "seed": 1}

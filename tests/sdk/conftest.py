@@ -90,4 +90,6 @@ def curl_lines() -> list[str]:
 
 def is_chat(line: str) -> bool:
     """Whether a command is for a route that a speech model does not have."""
-    return any(path in line for path in ("/v1/chat/completions", "/v1/images/", "/v1/audio/transcriptions"))
+    return any(
+        path in line for path in ("/v1/chat/completions", "/v1/completions", "/v1/images/", "/v1/audio/transcriptions")
+    )

@@ -68,6 +68,6 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="is no LoRA adapter") as raised:
         Adapter.read(tmp_path / "missing")
     assert "adapter_config.json" in raised.value.hint
-    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
     with pytest.raises(WeightsError, match="has no alpha"):
         Adapter.read(tmp_path)

@@ -38,7 +38,7 @@ def plan_adapters(model: ModelSpec, config: ResolvedConfig) -> tuple[LoraConfig,
     """
     lora = config.lora
     if not lora.adapters and not lora.max_adapters:
-        return msgspec.structs.replace(lora, max_adapters=0, max_rank=0), ()
+        return lora, ()
     if all(node.adapter_prefix is None for node in model.nodes):
         key = "lora.adapters" if lora.adapters else "lora.max_adapters"
         raise config.error(key, f"{model.name} takes no LoRA adapters", hint="remove the key, or choose another model")

@@ -31,7 +31,7 @@ def config(**lora: Any) -> ResolvedConfig:
 
 
 def test_without_adapters_no_room_is_reserved(model: ModelSpec) -> None:
-    assert plan_adapters(model, config()) == (LoraConfig(max_adapters=0, max_rank=0), ())
+    assert plan_adapters(model, config()) == (LoraConfig(), ())
 
 
 def test_the_room_follows_the_adapters_of_the_start(model: ModelSpec, tmp_path: Path) -> None:
