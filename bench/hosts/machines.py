@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -164,12 +164,15 @@ def _machine(folder: Path, name: str, address: str) -> Iterator[Machine]:
 class RayNode:
     """Ray on one host, as `ray start` makes it. Owned by `ray_cluster`."""
 
-    def __init__(self, machine: Machine, head: str = "") -> None:
+    def __init__(self, machine: Machine, head: str = "", gpus: str | None = None) -> None:
+        """head: its address, empty for the head itself. gpus: as CUDA_VISIBLE_DEVICES; None leaves all to Ray."""
         self.machine = machine
+        variables = [] if gpus is None else ["env", f"CUDA_VISIBLE_DEVICES={gpus}"]
         self.folder = machine.folder / "ray"
         place = [f"--address={head}"] if head else ["--head", f"--port={PORT}", "--include-dashboard=false"]
         self._words = [
-            *(str(Path(sys.executable).parent / "ray"), "start", *place, f"--node-ip-address={machine.address}"),
+            *(*variables, sys.executable, "-m", "ray.scripts.scripts", "start", *place),
+            f"--node-ip-address={machine.address}",
             *(f"--temp-dir={self.folder}", "--object-store-memory=80000000", "--num-cpus=4", "--disable-usage-stats"),
         ]
 
@@ -199,9 +202,11 @@ class RayNode:
 
 
 @contextmanager
-def ray_cluster(first: Machine, second: Machine) -> Iterator[tuple[RayNode, RayNode]]:
-    """Run a head of Ray on the first host, and a node on the second."""
-    nodes = RayNode(first), RayNode(second, f"{first.address}:{PORT}")
+def ray_cluster(
+    first: Machine, second: Machine, gpus: Sequence[str | None] = (None, None)
+) -> Iterator[tuple[RayNode, RayNode]]:
+    """Run a head of Ray on the first host, and a node on the second. gpus: of each, as CUDA_VISIBLE_DEVICES."""
+    nodes = RayNode(first, gpus=gpus[0]), RayNode(second, f"{first.address}:{PORT}", gpus[1])
     try:
         for node in nodes:
             node.start()
