@@ -74,6 +74,8 @@ def check(path: Path) -> Iterator[Finding]:
         for number, line in enumerate(source.splitlines(), start=1):
             yield from _matches(path, number, line)
         return
+    if not _may_have_findings(source):  # parsing every file takes longer than the rest of the check
+        return
     for line, docstring in docstrings(source):
         first = docstring.strip()
         if HEADLESS.match(first):
@@ -84,6 +86,13 @@ def check(path: Path) -> Iterator[Finding]:
         yield from _matches(path, line, text)
     for line, text in messages(source):
         yield from _matches(path, line, text)
+
+
+def _may_have_findings(source: str) -> bool:
+    """Return whether a search over the whole text finds anything, adjacent strings joined."""
+    joined = re.sub(r"""["']\s*\n\s*[rf]*["']""", "", source)
+    headless = re.compile(r"""["']\s*""" + HEADLESS.pattern)
+    return bool(headless.search(joined)) or any(pattern.search(joined) for pattern, _ in PATTERNS)
 
 
 def _matches(path: Path, line: int, text: str) -> Iterator[Finding]:
