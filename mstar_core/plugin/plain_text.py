@@ -1,10 +1,11 @@
-"""Plain text of tokenizers: a client's text as plain letters, and the bytes of byte-level ids.
+"""Plain text of tokenizers: a client's text as plain letters, and the bytes of ids as text.
 
 Used by processors; imports no tokenizer library.
 """
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -52,3 +53,25 @@ def _byte_letters() -> Mapping[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+class ByteDetokenizer:
+    """Incremental detokenizer of one answer. It keeps incomplete characters back."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes], *, strips_space: bool = False) -> None:
+        """bytes_of: the UTF-8 bytes of an id, which may be a part of a character. strips_space: a first one."""
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._strips = strips_space
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the characters that these ids complete."""
+        text = self._decoder.decode(b"".join(map(self._bytes_of, ids)))
+        if self._strips and text:
+            self._strips = False
+            return text.removeprefix(" ")
+        return text
+
+    def flush(self) -> str:
+        """Return the replacement character for an incomplete character at the end, else an empty text."""
+        return self._decoder.decode(b"", final=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,20 @@ def weight_files(folder: Path, names: Sequence[str] = (INDEX, WHOLE)) -> list[Pa
     raise WeightsError(
         f"{folder} contains no weights", f"looked for {', '.join(places)}", hint, file=places[-1], looked=places
     )
+
+
+def checked_folder(folder: Path, read_config: Callable[[Path], object]) -> Path:
+    """Check the config and the weight files of a checkpoint and return `folder`. Tensors are not read.
+
+    read_config: reads the config of a folder, and raises WeightsError if it cannot. Raises WeightsError.
+    """
+    if not folder.is_dir():
+        hint = "give --weights the folder of a checkpoint"
+        raise WeightsError(f"{folder} is not a folder", hint=hint, file=str(folder))
+    read_config(folder)
+    for path in weight_files(folder):
+        check_whole(path)
+    return folder
 
 
 def check_whole(path: Path) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -142,6 +143,41 @@ def cached_or_fetched(
             error.title, f"{error.detail}; looked in {hub.cache} first", f"{error.hint}; {ways}", **error.facts
         ) from error
     return find()
+
+
+def cached_checkpoint(
+    hub: WeightHub, repo: str, files: Iterable[str], check: Callable[[Path], Path], ways: str
+) -> Path:
+    """Return the folder of a checkpoint in the cache, as `check` returns it.
+
+    files: names that the folder must contain, in its top level. ways: see `cached_or_fetched`. Raises WeightsError with
+    the first missing or damaged file.
+    """
+    paths = {file: hub.cached(repo, file) for file in files}
+    for file, path in paths.items():
+        if path is None:
+            raise WeightsError(f"{file} of {repo} is missing", hint=ways, file=file)
+    return check(next(path.parent for path in paths.values() if path is not None))
+
+
+def chosen_files(
+    repo: str, listed: Mapping[str, int], patterns: Iterable[str], needed: Mapping[str, str], ways: str
+) -> dict[str, int]:
+    """Return the repository files that match a pattern, with their sizes.
+
+    A pattern without a slash matches files in the top level only. needed: patterns that a file must match -> a noun
+    for errors. ways: see `cached_or_fetched`. Raises WeightsError if no file matches one of `needed`.
+    """
+    files = {name: size for name, size in listed.items() if any(_matches(name, pattern) for pattern in patterns)}
+    for pattern, kind in needed.items():
+        if not any(_matches(name, pattern) for name in files):
+            detail = f"it lists {len(listed)} files and no {pattern}"
+            raise WeightsError(f"{repo} contains no {kind}", detail, ways, file=pattern)
+    return files
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) and ("/" in pattern or "/" not in name)
 
 
 def _counter(received: Received) -> type[Any]:

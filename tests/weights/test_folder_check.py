@@ -10,7 +10,7 @@ import pytest
 
 from mstar_core.errors import ExitCode, WeightsError
 from mstar_core.weights.checkpoint import Checkpoint
-from mstar_core.weights.files import damage
+from mstar_core.weights.files import checked_folder, damage
 from mstar_core.weights.folder_check import check_folder
 
 NESTED = b"[" * 200_000 + b"]" * 200_000
@@ -72,6 +72,19 @@ def test_readers_report_a_header_that_nests_too_deep(tmp_path: Path) -> None:
     assert "header cannot be read" in damage(tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="cannot be read"):
         Checkpoint.find(tmp_path)
+
+
+def test_a_folder_is_checked_with_its_config_before_its_weights(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="is not a folder"):
+        checked_folder(tmp_path / "missing", str)
+    with pytest.raises(WeightsError, match="contains no weights"):
+        checked_folder(tmp_path, str)
+    header(tmp_path / "model.safetensors", b"{}")
+    read: list[Path] = []
+    assert checked_folder(tmp_path, read.append) == tmp_path == read[0]
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(WeightsError, match="is damaged"):
+        checked_folder(tmp_path, read.append)
 
 
 def test_up_refuses_it_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,12 @@ from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.params import lowered_warnings
+from mstar_core.plugin.plain_text import ByteDetokenizer
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_llm.checkpoint.chat_template import TOKENIZER_CONFIG, chat_format, read_template
 from mstar_llm.checkpoint.config import Fields, read_config
 from mstar_llm.request.template import ChatTemplate, function_of, message_of
-from mstar_llm.request.tokenizer import ByteDetokenizer, TextTokenizer
+from mstar_llm.request.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from mstar_llm.plugin import Params
@@ -79,7 +80,8 @@ class Processor:
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one answer."""
-        return ByteDetokenizer(self.tokenizer)
+        # Some tokenizers write a space before the first word, which is not part of the text.
+        return ByteDetokenizer(self.tokenizer.bytes_of, strips_space=self.tokenizer.strips_space)
 
     def token_table(self) -> TokenTable:
         """Return the bytes of all ids, for grammars. Tokens of calls and thinking are text in a grammar."""

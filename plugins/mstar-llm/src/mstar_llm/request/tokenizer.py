@@ -1,12 +1,11 @@
-"""Tokenizer of a checkpoint: texts to ids, and ids back to text as they arrive. For all tokenizers of the library."""
+"""Tokenizer of a checkpoint: texts to ids, and the bytes of ids. For all tokenizers of the library."""
 
 from __future__ import annotations
 
-import codecs
 import functools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,25 +80,3 @@ class TextTokenizer:
             return spelled_bytes(letters)
         byte = _BYTE_TOKEN.fullmatch(letters)
         return bytes([int(byte[1], 16)]) if byte else letters.replace("▁", " ").encode()
-
-
-class ByteDetokenizer:
-    """Incremental detokenizer of one answer. Incomplete characters are held back."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # Some tokenizers write a space before the first word, which is not part of the text.
-        self._strips = tokenizer.strips_space
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the characters that these ids complete."""
-        text = self._decoder.decode(b"".join(map(self._tokenizer.bytes_of, ids)))
-        if self._strips and text:
-            self._strips = False
-            return text.removeprefix(" ")
-        return text
-
-    def flush(self) -> str:
-        """Return the replacement character for an incomplete character at the end, else an empty text."""
-        return self._decoder.decode(b"", final=True)

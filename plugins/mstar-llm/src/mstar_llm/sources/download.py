@@ -5,15 +5,13 @@ Called by the process that prepares the weights, before any worker starts. Loads
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mstar_core.errors import WeightsError
-from mstar_core.weights.files import check_whole, weight_files
-from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched
+from mstar_core.weights.files import checked_folder
+from mstar_core.weights.sources import HuggingFace, WeightHub, cached_checkpoint, cached_or_fetched, chosen_files
 from mstar_llm.checkpoint.config import CONFIG, read_config
 from mstar_llm.request.tokenizer import FILE
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
 
 REPO: Final = "Qwen/Qwen3-8B"
-NEEDED: Final = ("*.json", "*.jinja", "model*.safetensors")
+WANTED: Final = ("*.json", "*.jinja", "model*.safetensors")
 """Patterns of the repository files that a deployment reads."""
 
 WAYS: Final = (
@@ -46,38 +44,16 @@ def resolve_weights(
     if folder is not None:
         return checked(folder)
     source = hub or HuggingFace(cache_dir)
-    return cached_or_fetched(source, REPO, partial(_cached, REPO, source), partial(needed_files, REPO), WAYS, progress)
+    find = partial(cached_checkpoint, source, REPO, (CONFIG, FILE), checked, WAYS)
+    return cached_or_fetched(source, REPO, find, needed_files, WAYS, progress)
 
 
 def checked(folder: Path) -> Path:
     """Check config and weight files of a checkpoint and return `folder`. Tensors are not read. Raises WeightsError."""
-    if not folder.is_dir():
-        hint = "give --weights the folder of a checkpoint"
-        raise WeightsError(f"{folder} is not a folder", hint=hint, file=str(folder))
-    read_config(folder)
-    for path in weight_files(folder):
-        check_whole(path)
-    return folder
+    return checked_folder(folder, read_config)
 
 
-def needed_files(repo: str, listed: Mapping[str, int]) -> dict[str, int]:
-    """Return the repository files to download with their sizes. Raises WeightsError if one of the kinds is absent."""
-    files = {
-        name: size
-        for name, size in listed.items()
-        if "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in NEEDED)
-    }
-    for pattern in (CONFIG, FILE, "*.safetensors"):
-        if not fnmatch.filter(files, pattern):
-            detail = f"it lists {len(listed)} files and no {pattern}"
-            raise WeightsError(f"{repo} is not a checkpoint of this kind", detail, WAYS, file=pattern)
-    return files
-
-
-def _cached(repo: str, hub: WeightHub) -> Path:
-    """Return the checkpoint's folder in the cache. Raises WeightsError with the first missing or damaged file."""
-    config, tokenizer = hub.cached(repo, CONFIG), hub.cached(repo, FILE)
-    if config is None or tokenizer is None:
-        missing = FILE if config else CONFIG
-        raise WeightsError(f"{missing} of {repo} is missing", hint=WAYS, file=missing)
-    return checked(config.parent)
+def needed_files(listed: Mapping[str, int]) -> dict[str, int]:
+    """Return the repository files to download with their sizes. Raises WeightsError if one of a kind is absent."""
+    needed = {CONFIG: "config", FILE: "tokenizer", "*.safetensors": "weights"}
+    return chosen_files(REPO, listed, WANTED, needed, WAYS)

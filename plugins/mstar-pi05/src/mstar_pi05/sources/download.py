@@ -7,15 +7,21 @@ tokenizer is in a separate repository that requires a login.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.files import INDEX, check_whole, weight_files
-from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched, fetch_files, linked_folder
+from mstar_core.weights.files import INDEX, checked_folder
+from mstar_core.weights.sources import (
+    HuggingFace,
+    WeightHub,
+    cached_checkpoint,
+    cached_or_fetched,
+    chosen_files,
+    fetch_files,
+    linked_folder,
+)
 from mstar_pi05.checkpoint.config import CONFIG, read_sizes
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
 from mstar_pi05.request.prompt import FILES as TOKENIZERS
@@ -50,10 +56,9 @@ def resolve_weights(
     so far, total bytes, file). Raises WeightsError naming the missing or damaged file and what to try.
     """
     if folder is not None:
-        check_files(folder)
-        return folder
+        return checked(folder)
     source = hub or HuggingFace(cache_dir)
-    checkpoint = _part(WEIGHTS_REPO, source, progress)
+    checkpoint = _checkpoint(source, progress)
     if find_tokenizer(checkpoint) is not None:
         return checkpoint
     tokenizer = _tokenizer(source, progress)
@@ -61,11 +66,9 @@ def resolve_weights(
     return linked_folder(links, source.cache / "mstar-pi05")
 
 
-def check_files(folder: Path) -> None:
-    """Raise WeightsError unless config and weight files in `folder` are complete. Tensors are not read."""
-    read_sizes(folder)
-    for path in weight_files(folder):
-        check_whole(path)
+def checked(folder: Path) -> Path:
+    """Check config and weight files of a checkpoint and return `folder`. Tensors are not read. Raises WeightsError."""
+    return checked_folder(folder, read_sizes)
 
 
 def find_tokenizer(folder: Path) -> str | None:
@@ -73,30 +76,12 @@ def find_tokenizer(folder: Path) -> str | None:
     return next((name for name in TOKENIZERS if (folder / name).is_file()), None)
 
 
-def needed_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
-    """Return the repository files to fetch with their sizes. Raises WeightsError for a repository without weights."""
-    files = {
-        name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in WANTED)
-    }
-    for name, what in ((CONFIG, "config"), ("model*.safetensors", "weights")):
-        if not fnmatch.filter(files, name):
-            raise WeightsError(
-                f"{repo} contains no {what}", f"it lists {len(listed)} files and no {name}", WAYS, file=name
-            )
-    return files
-
-
-def _part(repo: str, hub: WeightHub, progress: WeightProgress | None) -> Path:
-    """Return the cached folder of the checkpoint. Missing or incomplete files are fetched."""
-    return cached_or_fetched(hub, repo, lambda: _cached(repo, hub), partial(needed_files, repo=repo), WAYS, progress)
-
-
-def _cached(repo: str, hub: WeightHub) -> Path:
-    config = hub.cached(repo, CONFIG)
-    if config is None:
-        raise WeightsError(f"{CONFIG} of {repo} is missing", hint=WAYS, file=CONFIG)
-    check_files(config.parent)
-    return config.parent
+def _checkpoint(hub: WeightHub, progress: WeightProgress | None) -> Path:
+    """Return the cached folder of the checkpoint. Missing or incomplete files are downloaded."""
+    needed = {CONFIG: "config", "model*.safetensors": "weights"}
+    find = partial(cached_checkpoint, hub, WEIGHTS_REPO, (CONFIG,), checked, WAYS)
+    choose = partial(chosen_files, WEIGHTS_REPO, patterns=WANTED, needed=needed, ways=WAYS)
+    return cached_or_fetched(hub, WEIGHTS_REPO, find, choose, WAYS, progress)
 
 
 def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
@@ -106,7 +91,10 @@ def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
     if path is not None:
         return path
     if hub.is_offline:
-        raise _offline(TOKENIZER_REPO, hub, None)
+        detail = f"looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
+        raise WeightsError(
+            f"the files of {TOKENIZER_REPO} are not on this machine", detail, WAYS, file=TOKENIZER_REPO
+        )
     try:
         listed = hub.files(TOKENIZER_REPO)
         fetch_files(hub, TOKENIZER_REPO, {name: listed.get(name, 0)}, progress)
@@ -116,9 +104,3 @@ def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
     path = hub.cached(TOKENIZER_REPO, name)
     assert path is not None, "it was fetched into the cache just now"
     return path
-
-
-def _offline(repo: str, hub: WeightHub, missing: WeightsError | None) -> WeightsError:
-    why = f"{missing.title}; " if missing is not None else ""
-    detail = f"{why}looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
-    return WeightsError(f"the files of {repo} are not on this machine", detail, WAYS, file=repo)

@@ -1,11 +1,10 @@
-"""Tokenizer of a checkpoint, and the incremental detokenizer. Byte-level BPE with Qwen2's splitting rule.
+"""Tokenizer of a checkpoint. Byte-level BPE with Qwen2's splitting rule.
 
 The files are tokenizer.json, or vocab.json and merges.txt with the added tokens of tokenizer_config.json.
 """
 
 from __future__ import annotations
 
-import codecs
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mstar_core.errors import RequestError, WeightsError
-from mstar_core.plugin.plain_text import plain_ids, spelled_bytes
+from mstar_core.plugin.plain_text import ByteDetokenizer, plain_ids, spelled_bytes
 from mstar_core.plugin.processor import Detokenizer
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class TextTokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one answer."""
-        return ByteDetokenizer(self)
+        return ByteDetokenizer(self.bytes_of)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the UTF-8 bytes of an id, which may be part of a character; nothing for control and unknown ids."""
@@ -88,22 +87,6 @@ class TextTokenizer:
         names = {token: str(self._added[token].content).encode() for token in special if token in self._added}
         tokens = [names.get(token) or self.bytes_of(token) for token in range(vocab)]
         return TokenTable(tokens, special=special, ends=ends, encode=self.encode)
-
-
-class ByteDetokenizer:
-    """Incremental detokenizer of one answer. Incomplete characters are held back."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the characters that these ids complete."""
-        return self._decoder.decode(b"".join(map(self._tokenizer.bytes_of, ids)))
-
-    def flush(self) -> str:
-        """Return the replacement character for an incomplete character at the end, else an empty text."""
-        return self._decoder.decode(b"", final=True)
 
 
 class NumberDetokenizer:
