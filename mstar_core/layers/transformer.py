@@ -266,13 +266,14 @@ def reduced(shard: Shard, layer: nn.Module, x: Tensor, adapted: AdaptedProjectio
     adapted: adapters of the layer, whose A each rank has a part of.
     """
     weight = weight_of(layer)
-    is_packed = weight is not None and x.dim() == 2
-    assert is_packed or isinstance(layer, nn.Linear), "a layer with a bias is not quantized under tensor parallelism"
-    out = project_partial(x, weight) if weight is not None and is_packed else linear(x, layer.weight)  # type: ignore[arg-type]
+    if weight is not None and x.dim() == 2:
+        out, bias = project_partial(x, weight), None
+    else:
+        assert isinstance(layer, nn.Linear), "a layer with a bias is not quantized under tensor parallelism"
+        out, bias = linear(x, layer.weight), layer.bias
     if adapted is not None:
         adapted.add(x, out)
-    out = shard.reduce(sum_partials(out, x) if is_packed else out)
-    bias: Tensor | None = None if is_packed else layer.bias  # type: ignore[assignment]
+    out = shard.reduce(sum_partials(out, x))
     return out if bias is None else out + bias
 
 
