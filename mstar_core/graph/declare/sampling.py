@@ -91,7 +91,7 @@ class TextSampling:
         0.0, "least share of the best id's probability; 0 is off", ge=0, le=1, columns={"min_p": Column("float64", 0.0)}
     )
     repetition_penalty: float = _parameter(
-        1.0, "over ids of prompt and output; 1 is off", gt=0, le=10, columns={"penalty": Column("float32", 1.0)}
+        1.0, "over ids of prompt and output; 1 is off", ge=0.01, le=10, columns={"penalty": Column("float32", 1.0)}
     )
     presence_penalty: float = _parameter(
         0.0,

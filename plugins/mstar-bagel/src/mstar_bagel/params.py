@@ -29,7 +29,7 @@ class Params(TextSampling):
     num_timesteps: int = param(
         50, "grid points of the flow; one more than steps", ge=2, le=1000, aliases=("num_inference_steps",)
     )
-    timestep_shift: float = param(3.0, "warps flow time toward the noisy end; 1 is linear", gt=0, le=100)
+    timestep_shift: float = param(3.0, "warps flow time toward the noisy end; 1 is linear", ge=0.01, le=100)
     cfg_text_scale: float = param(4.0, "text guidance; at most 1 switches guidance off", ge=0, le=100)
     cfg_img_scale: float | None = param(None, "image guidance; at most 1 is off. Default 1.0, edits 2.0", ge=0, le=100)
     cfg_interval: tuple[float, ...] | None = param(
