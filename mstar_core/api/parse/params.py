@@ -95,6 +95,32 @@ class RequestParams:
     stops: tuple[str, ...] = ()
     loop: ControlLoop | None = None
 
+    def request(
+        self,
+        request_id: str,
+        route: str,
+        *,
+        outputs: tuple[str, ...],
+        text: str | None = None,
+        media: Sequence[MediaPart] = (),
+        order: Sequence[tuple[str, int]] = (),
+    ) -> ParsedRequest:
+        """Return a request with these parameters. Routes set the fields of their own by `dataclasses.replace`."""
+        return ParsedRequest(
+            request_id=request_id,
+            route=route,
+            text=text,
+            media=media,
+            order=order,
+            outputs=outputs,
+            params=self.params,
+            seed=self.seed,
+            timeout_s=self.timeout_s,
+            stops=self.stops,
+            loop=self.loop,
+            warnings=self.warnings,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamRules:

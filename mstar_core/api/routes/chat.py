@@ -81,23 +81,10 @@ async def chat_call(
         raise TimedOut(
             f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"
         ) from error
-    return ParsedRequest(
-        request_id=exchange.request_id,
-        route=exchange.route,
-        text=read.text,
-        texts=tuple(read.texts),
-        turns=tuple(read.turns),
-        chat=options,
-        media=read.media,
-        order=read.order,
-        outputs=outputs,
-        params=params.params,
-        seed=params.seed,
-        timeout_s=params.timeout_s,
-        loop=params.loop,
-        warnings=params.warnings,
-        stops=params.stops,
+    call = params.request(
+        exchange.request_id, exchange.route, text=read.text, media=read.media, order=read.order, outputs=outputs
     )
+    return replace(call, texts=tuple(read.texts), turns=tuple(read.turns), chat=options)
 
 
 def _options(spec: ModelSpec, body: ChatRequest, outputs: Sequence[str], max_bytes: int) -> ChatOptions:

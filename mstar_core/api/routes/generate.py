@@ -95,20 +95,7 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
         field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
         raise RequestError("the request has no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
-    return ParsedRequest(
-        request_id=exchange.request_id,
-        route=exchange.route,
-        text=text,
-        media=media,
-        order=order,
-        outputs=outputs,
-        params=checked.params,
-        seed=checked.seed,
-        timeout_s=checked.timeout_s,
-        loop=checked.loop,
-        warnings=checked.warnings,
-        stops=checked.stops,
-    )
+    return checked.request(exchange.request_id, exchange.route, text=text, media=media, order=order, outputs=outputs)
 
 
 def _sent_params(fields: dict[str, Any]) -> dict[str, Any]:

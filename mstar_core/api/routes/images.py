@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -83,18 +84,10 @@ def _call(exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: S
     if body.partial_images:
         values, kinds = {**values, "partial_images": body.partial_images}, (*outputs, PARTIAL_IMAGE)
     params = openai_parsed(exchange, values, outputs, {"size": body.size} if body.size else None)
-    return ParsedRequest(
-        request_id=exchange.request_id,
-        route=exchange.route,
-        text=body.prompt,
-        media=media,
-        order=[*count_order([part.modality for part in media]), ("text", 0)],
-        outputs=kinds,
-        params=params.params,
-        seed=params.seed,
-        timeout_s=params.timeout_s,
-        loop=params.loop,
-        warnings=(*params.warnings, *warnings),
+    params = replace(params, warnings=(*params.warnings, *warnings))
+    order = [*count_order([part.modality for part in media]), ("text", 0)]
+    return params.request(
+        exchange.request_id, exchange.route, text=body.prompt, media=media, order=order, outputs=kinds
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.websocket import WebSocket
 from mstar_core.api.output.encode import EncodedChunk
-from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_params
+from mstar_core.api.parse.params import RequestParams, check_params
 from mstar_core.api.routes.fields import rules_of
 from mstar_core.api.service import Completion
 from mstar_core.client.arrays import array_of
@@ -90,18 +91,7 @@ async def _infer(
     if isinstance(message, str):
         raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
     checked = _checked_params(exchange, sent, request_id)
-    call = ParsedRequest(
-        request_id=request_id,
-        route=exchange.route,
-        text=None,
-        observation=message,
-        outputs=(OUTPUT,),
-        params=checked.params,
-        seed=checked.seed,
-        timeout_s=checked.timeout_s,
-        loop=checked.loop,
-        warnings=checked.warnings,
-    )
+    call = replace(checked.request(request_id, exchange.route, outputs=(OUTPUT,)), observation=message)
     async with exchange.service.open(call, key=exchange.key, started=started) as session:
         chunks = [chunk async for ready in session.chunks() for chunk in ready]
         done = session.done()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from sanic.response import HTTPResponse
@@ -60,21 +61,9 @@ def _call(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> Pars
     outputs = ("audio", *(kind for kind in spec.surface("speech").beside if kind != "audio"))
     voice = voice_of(spec, body.voice, "voice")
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
-    warnings = params.warnings
     if body.instructions:
-        warnings = (*warnings, "instructions has no effect on this model")
-    return ParsedRequest(
-        request_id=exchange.request_id,
-        route=exchange.route,
-        text=text,
-        order=[("text", 0)],
-        outputs=outputs,
-        params=params.params,
-        seed=params.seed,
-        timeout_s=params.timeout_s,
-        loop=params.loop,
-        warnings=warnings,
-    )
+        params = replace(params, warnings=(*params.warnings, "instructions has no effect on this model"))
+    return params.request(exchange.request_id, exchange.route, text=text, order=[("text", 0)], outputs=outputs)
 
 
 def _input(text: str, limit: int) -> str:

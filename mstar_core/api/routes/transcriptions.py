@@ -100,20 +100,8 @@ def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], 
     check_name(exchange, body.model)
     params = openai_parsed(exchange, rest, ("text",), {"language": body.language, "prompt": body.prompt})
     text = instruction(spec, body)
-    return ParsedRequest(
-        request_id=exchange.request_id,
-        route=exchange.route,
-        text=text,
-        media=(file,),
-        order=[("audio", 0), *([("text", 0)] if text else [])],
-        outputs=("text",),
-        params=params.params,
-        seed=params.seed,
-        timeout_s=params.timeout_s,
-        loop=params.loop,
-        warnings=params.warnings,
-        stops=params.stops,
-    )
+    order = [("audio", 0), *([("text", 0)] if text else [])]
+    return params.request(exchange.request_id, exchange.route, text=text, media=(file,), order=order, outputs=("text",))
 
 
 def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:

@@ -54,23 +54,8 @@ def raw_calls(
 ) -> list[ParsedRequest]:
     """Return a request for each prompt, all with the same parameters. Raises RequestError."""
     params = openai_parsed(exchange, rest, outputs)
-    return [
-        ParsedRequest(
-            request_id=exchange.request_id,
-            route=exchange.route,
-            text=prompt.text,
-            raw=prompt,
-            order=[("text", 0)],
-            outputs=outputs,
-            params=params.params,
-            seed=params.seed,
-            timeout_s=params.timeout_s,
-            loop=params.loop,
-            warnings=params.warnings,
-            stops=params.stops,
-        )
-        for prompt in prompts
-    ]
+    call = params.request(exchange.request_id, exchange.route, outputs=outputs, order=[("text", 0)])
+    return [replace(call, text=prompt.text, raw=prompt) for prompt in prompts]
 
 
 def _count(exchange: Exchange, body: CompletionRequest) -> int:

@@ -63,15 +63,7 @@ async def _call(exchange: Exchange, body: TokenizeRequest) -> ParsedRequest:
     """Return the request that a completion or a chat with this prompt would be."""
     service = exchange.service
     params = check_params(service.model, {}, rules_of(exchange, OUTPUTS))
-    call = ParsedRequest(
-        request_id=exchange.request_id,
-        route=exchange.route,
-        text=body.prompt,
-        outputs=OUTPUTS,
-        params=params.params,
-        seed=params.seed,
-        timeout_s=params.timeout_s,
-    )
+    call = params.request(exchange.request_id, exchange.route, text=body.prompt, outputs=OUTPUTS)
     if body.messages is None:
         (prompt,) = read_prompts(body.prompt, "prompt", exchange.limits)
         return dataclasses.replace(call, raw=prompt, order=[("text", 0)])
