@@ -160,7 +160,10 @@ async def test_a_failure_after_the_first_event_is_an_error_event(started: Starte
 
 
 async def test_a_full_deployment_refuses_before_anything_runs(started: Started) -> None:
-    async with started(begin, model=SPEC, max_concurrent_requests=1, max_queue=0) as api:
+    def go_on(fake: FakeDeployment, request: Any) -> None:
+        fake.text(request.handle, b"a")  # the headers of a stream come with its first event
+
+    async with started(go_on, model=SPEC, max_concurrent_requests=1, max_queue=0) as api:
         task = api.client.build_request("POST", PATH, json={"prompt": ["a", "b"], "stream": True})
         first = await api.client.send(task, stream=True)
         try:
