@@ -59,8 +59,9 @@ COMMON: Final[Mapping[str, Json]] = {
 }
 """Parameters that every model accepts; unused ones give a warning."""
 
+ID_HEADER: Final = ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id")
 HEADERS: Final = (
-    ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id"),
+    ID_HEADER,
     ("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "seconds to the deadline"),
     ("X-Mstar-Detach", {"type": "boolean"}, "whether a streamed request goes on when its connection is closed"),
     ("X-Period-Ms", {"type": "number", "minimum": MIN_PERIOD_MS}, "as `period_ms`"),
@@ -133,7 +134,7 @@ def _operation(route: HttpRoute, schemas: Mapping[str, Json]) -> Json:
     if route.body is not None:
         parameters += [
             {"name": name, "in": "header", "required": False, "schema": schema, "description": text}
-            for name, schema, text in HEADERS
+            for name, schema, text in (HEADERS if route.has_parameters else (ID_HEADER,))
         ]
         content = {kind: {"schema": _body(route, kind, schemas)} for kind in route.takes}
         operation["requestBody"] = {"required": True, "content": content}

@@ -103,7 +103,7 @@ async def running(
             log_dir=folder,
             plan=Plan(ranks=(), placements=()),
             api=config,
-            **{k: v for k, v in changes.items() if k not in api_fields},
+            **{"weights_source": "official"} | {k: v for k, v in changes.items() if k not in api_fields},
         )
         spec.ipc_dir.mkdir(mode=0o700)
         spec.uploads.mkdir(mode=0o700)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.api.api_metrics import Metrics
@@ -112,6 +113,22 @@ async def test_a_message_for_a_request_that_ended_is_counted(started: Started) -
         await api.client.post("/generate", data={"text": "x"})
         api.fake.finish(api.fake.requests[0].handle)
         await api.until(lambda: api.process.metrics.late._value.get() == 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "name"),
+    [
+        ("folder", "/data/llama-3", "llama-3"),
+        ("folder", "/hub/models--Qwen--Qwen3-4B/snapshots/0a1b", "Qwen/Qwen3-4B"),
+        ("tiny", None, "fake_speech:tiny"),
+    ],
+)
+async def test_the_model_has_the_name_of_its_weights(
+    started: Started, source: str, folder: str | None, name: str
+) -> None:
+    async with started(speak(1), weights_source=source, folder=folder) as api:
+        (card,) = (await api.client.get("/v1/models")).json()["data"]
+        assert (card["root"], card["aliases"]) == (name, ["fake_speech", name])
 
 
 async def test_models_and_version_tell_what_is_served(started: Started) -> None:

@@ -93,6 +93,16 @@ async def test_the_description_holds_what_the_model_maps_and_takes(started: Star
         assert "security" not in document["paths"]["/health"]["get"]
 
 
+def test_headers_that_set_parameters_are_described_where_routes_have_parameters() -> None:
+    described = describe(DEPLOYMENT, SPEC, ROUTES)["paths"]
+    headers = {
+        path: {each["name"] for each in described[path]["post"]["parameters"] if each["in"] == "header"}
+        for path in ("/tokenize", "/detokenize", "/v1/completions")
+    }
+    assert headers["/tokenize"] == headers["/detokenize"] == {"X-Request-ID"}
+    assert {"X-Request-ID", "X-Request-Timeout", "X-Period-Ms"} <= headers["/v1/completions"]
+
+
 def test_the_description_refuses_what_the_api_refuses() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     assert schemas["SpeechRequest"]["properties"]["input"]["minLength"] == 1

@@ -430,6 +430,16 @@ async def test_events_that_are_not_kept_are_410(started: Started) -> None:
         assert (await api.client.get(f"{PATH}/resp_x?stream=true")).status_code == 404
 
 
+async def test_events_of_another_route_are_no_response(started: Started) -> None:
+    async with opened(started, repeat) as (api, _):
+        headers = {"X-Request-ID": "mine", "X-Mstar-Detach": "true"}
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        assert (await api.client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+        assert (await api.client.get("/v1/requests/mine/events")).status_code == 200
+        answer = await api.client.get(f"{PATH}/mine?stream=true")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
+
+
 async def test_a_background_response_is_cancelled_once(started: Started) -> None:
     async with opened(started) as (api, client):
         stream = await client.responses.create(input="hi", background=True, stream=True)

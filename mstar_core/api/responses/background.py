@@ -1,4 +1,4 @@
-"""Responses that are generated without their clients, who poll them or come back to their events.
+"""Responses that are generated without their clients, which poll them or come back to their events.
 
 A run belongs to the service. It keeps its events for a while, and stores its response when it begins and when it ends.
 """

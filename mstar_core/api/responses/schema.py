@@ -202,7 +202,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     ) = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20, description="most likely tokens at each position")] | None = None
     stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
-    background: Annotated[bool, Meta(description="go on without the client, who polls the response")] = False
+    background: Annotated[bool, Meta(description="go on without the client, which polls the response")] = False
     store: (
         Annotated[bool, Meta(description="keep the response; default: true, if the server keeps responses")] | None
     ) = None

@@ -107,9 +107,10 @@ def _page(items: Sequence[Item], after: str | None, limit: int) -> ItemList:
 
 
 async def _events(exchange: Exchange, after: int) -> None:
+    if _run(exchange) is None:
+        await _found(exchange)  # events are kept of requests to other routes too
     log = exchange.service.kept_events.find(exchange.path_name, exchange.key)
     if log is None:
-        await _found(exchange)
         raise EventsGone(
             "the events of this response are not kept any more, or it was not created with background: true",
             hint="retrieve it without stream",

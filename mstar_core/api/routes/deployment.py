@@ -11,7 +11,7 @@ from mstar_core.api.api_metrics import CONTENT_TYPE
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
 from mstar_core.api.parse.capabilities import capabilities_of
-from mstar_core.api.routes.fields import is_named, model_names
+from mstar_core.api.routes.fields import is_named, model_names, weight_names
 from mstar_core.api.routes.speech import speech_kind
 from mstar_core.api.service import NO_RESUME
 from mstar_core.config.deployment import AdapterPlan
@@ -54,7 +54,7 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "mstar",
-        "root": next((ref.repo for ref in spec.weights.values()), spec.name),
+        "root": next(iter(weight_names(exchange)), spec.name),
         "aliases": [name for name in model_names(exchange) if name != service.deployment.name],
         "input_modalities": [modality.kind for modality in spec.inputs],
         "output_modalities": [modality.kind for modality in spec.outputs],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -146,10 +147,27 @@ ANY_NAME: Final = "*"
 def model_names(exchange: Exchange) -> list[str]:
     """Return all names of the served model, without `ANY_NAME`."""
     service = exchange.service
-    weights = [ref.repo for ref in service.model.weights.values()]
     own = [service.deployment.name, *service.deployment.api.aliases]
-    names = dict.fromkeys([*own, service.model.name, *service.model.aliases, *weights])
+    names = dict.fromkeys([*own, service.model.name, *service.model.aliases, *weight_names(exchange)])
     return [name for name in names if name != ANY_NAME]
+
+
+def weight_names(exchange: Exchange) -> list[str]:
+    """Return the names of the served weights: repositories of the hub, a folder's name, or `MODEL:tiny`."""
+    spec, deployment = exchange.service.model, exchange.service.deployment
+    match deployment.weights_source:
+        case "official":
+            return [ref.repo for ref in spec.weights.values()]
+        case "folder":
+            return [_folder_name(Path(deployment.folder))] if deployment.folder else []
+        case variant:
+            return [f"{spec.name}:{variant}"]
+
+
+def _folder_name(folder: Path) -> str:
+    """Return the last part of a path; the repository for a folder in the cache of the hub."""
+    kind, *repo = folder.parent.parent.name.split("--")
+    return "/".join(repo) if kind == "models" and folder.parent.name == "snapshots" else folder.name
 
 
 def is_named(exchange: Exchange, name: str) -> bool:
