@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """Amount of thinking before an answer, in the terms of OpenAI."""
@@ -23,6 +23,13 @@ class ToolFormat:
     name_key: str = "name"
     arguments_key: str = "arguments"
     is_list: bool = False
+
+
+HERMES: Final = ToolFormat(begin="<tool_call>", end="</tool_call>")
+"""Source: Hermes, Qwen 2.5 and 3."""
+
+MISTRAL: Final = ToolFormat(begin="[TOOL_CALLS]", end="", is_list=True)
+LLAMA: Final = ToolFormat(begin="", end="", arguments_key="parameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,27 @@ def test_a_config_that_would_be_computed_wrongly_is_refused(key: str, value: Any
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mistral with a window", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+        ("gemma3", {"num_hidden_layers": 7, "sliding_window_pattern": 6}),
+    ],
+)
+def test_older_configs_without_layer_types_have_the_same_windows(
+    name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    write_checkpoint(CASES[name], tmp_path, **fields)
+    windows = read_config(tmp_path).windows
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    newer = ("layer_types", "sliding_window_pattern", "_sliding_window_pattern")
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in newer}))
+    assert read_config(tmp_path).windows == windows
+    assert any(windows)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
 def test_float8_weights_give_nearly_the_same_log_probabilities(name: str, tmp_path: Path) -> None:
     model = write_checkpoint(CASES[name], tmp_path)

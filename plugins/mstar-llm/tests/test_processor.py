@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,17 @@ def test_a_raw_prompt_is_tokenized_as_it_is(processor: Processor) -> None:
     assert len(processor.process_prompt(raw).arrays["tokens"]) < len("<|im_start|>user\nHi")
 
 
-def test_a_template_refuses_with_its_own_words(processor: Processor) -> None:
+def test_a_later_system_message_is_a_turn_of_its_own(processor: Processor) -> None:
     turns = (Turn(role="user", order=(("text", 0),)), Turn(role="system", order=(("text", 1),)))
+    text = written(processor, request_of(*turns, texts=("a", "b")))
+    assert text == "<|im_start|>user\na<|im_end|>\n<|im_start|>system\nb<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_refuses_with_its_own_words(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "strict")
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('a system message must come first') }}")
     with pytest.raises(RequestError, match="refuses these messages") as caught:
-        processor.process_prompt(request_of(*turns, texts=("a", "b")))
+        Processor(folder, {}).process_prompt(request_of(Turn(role="user", order=(("text", 0),)), texts=("a",)))
     assert "a system message must come first" in str(caught.value.detail)
 
 

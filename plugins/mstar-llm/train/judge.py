@@ -90,8 +90,8 @@ def local(folder: Path, device: str = "cpu") -> Answer:
     import transformers
     from tokenizers import Tokenizer
 
-    from mstar_llm.checkpoint.chat_template import read_template
-    from mstar_llm.request.template import ChatTemplate
+    from mstar_core.plugin.chat.template import ChatTemplate
+    from mstar_core.plugin.chat.template_form import read_template
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     tokenizer, template = Tokenizer.from_file(str(folder / "tokenizer.json")), ChatTemplate(read_template(folder), {})

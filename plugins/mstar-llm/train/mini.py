@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 from torch import Tensor
 
-from mstar_llm.request.template import ChatTemplate
+from mstar_core.plugin.chat.template import ChatTemplate
 from mstar_llm.sources.tiny import CHATML, byte_tokenizer, write_texts
 
 from . import judge, world

@@ -103,7 +103,7 @@ def test_a_config_may_give_every_size(golden: Any, checkpoint: Path) -> None:
         ({"vision": {"image_size": 225}}, "vision.image_size"),
         ({"vision": 3}, "vision"),
         ({"rope_theta": -1}, "rope_theta"),
-        ({"language": {"heads": True}}, "heads"),
+        ({"language": {"heads": True}}, "language.heads"),
     ],
 )
 def test_a_config_that_cannot_be_built_names_its_key(config: dict[str, Any], key: str, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from mstar_core.plugin import (
     param,
     sampling_param,
 )
+from mstar_core.plugin.chat.template_form import chat_format, read_template
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_llm.checkpoint.architectures import ARCHITECTURES
-from mstar_llm.checkpoint.chat_template import chat_format, read_template
 from mstar_llm.checkpoint.config import DecoderConfig, read_config
 
 PLUGIN_API = 1

@@ -12,14 +12,14 @@ import numpy as np
 
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import RequestError, WeightsError
+from mstar_core.plugin.chat.template import ChatTemplate, function_of, message_of
+from mstar_core.plugin.chat.template_form import chat_format, named_tokens, read_template
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.plain_text import ByteDetokenizer
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
-from mstar_llm.checkpoint.chat_template import TOKENIZER_CONFIG, chat_format, read_template
-from mstar_llm.checkpoint.config import Fields, read_config
-from mstar_llm.request.template import ChatTemplate, function_of, message_of
-from mstar_llm.request.tokenizer import TextTokenizer
+from mstar_llm.checkpoint.config import read_config
+from mstar_llm.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from mstar_llm.plugin import Params
@@ -110,7 +110,7 @@ class Processor:
     def _template(self) -> ChatTemplate | None:
         """The chat template; None if the checkpoint has none, as base models."""
         text = read_template(self._folder)
-        return ChatTemplate(text, _named_tokens(self._folder)) if text else None
+        return ChatTemplate(text, named_tokens(self._folder)) if text else None
 
     def _prompt(self, request: PromptRequest, *, adds_special: bool = True) -> list[int]:
         if request.params.prompt_token_ids is not None:
@@ -162,13 +162,3 @@ def _content(request: PromptRequest, turn: Turn) -> str:
     if not turn.order and not request.turns:
         return request.text or ""
     return "".join(request.text_at(index) for _, index in turn.order)
-
-
-def _named_tokens(folder: Path) -> dict[str, str]:
-    """Return the control tokens that templates name: of tokenizer_config.json, as texts or objects with `content`."""
-    if not (folder / TOKENIZER_CONFIG).is_file():
-        return {}
-    fields = Fields.read(folder / TOKENIZER_CONFIG)
-    named = {name: fields.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -21,7 +21,7 @@ from mstar_core.plugin import (
     WorkloadSpec,
     hookimpl,
 )
-from mstar_core.plugin.chat.format import ChatFormat, ToolFormat
+from mstar_core.plugin.chat.format import HERMES, ChatFormat
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.graph import OmniGraph, build
 from mstar_qwen3omni.params import Params
@@ -98,7 +98,7 @@ def _media_values(config: OmniConfig) -> dict[str, dict[str, int | tuple[int, ..
     }
 
 
-CHAT = ChatFormat(tools=ToolFormat(begin="<tool_call>", end="</tool_call>"))
+CHAT = ChatFormat(tools=HERMES)
 """Calls as the checkpoint's template shows them. The instruct model does not think."""
 
 

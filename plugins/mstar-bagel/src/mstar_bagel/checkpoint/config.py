@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.json_fields import DAMAGED, JsonFields
 
 LLM_CONFIG: Final = "llm_config.json"
 VIT_CONFIG: Final = "vit_config.json"
@@ -23,7 +24,6 @@ VAE_FILE: Final = "ae.safetensors"
 LATENT_TABLE: Final = "latent_pos_embed.pos_embed"
 VIT_TABLE: Final = "vit_pos_embed.pos_embed"
 _HEADER_LIMIT: Final = 100_000_000
-_HINT: Final = "download this file again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Sizes:
 
 def read_sizes(folder: Path) -> Sizes:
     """Read the sizes of the checkpoint in `folder`. Raises WeightsError with file and key."""
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    config = JsonFields.read_if_any(folder / CONFIG)
     shapes = header_shapes(folder / MODEL_FILE) if (folder / MODEL_FILE).is_file() else {}
     rules = config.get("preprocess", {})
     base = Sizes()
@@ -155,7 +155,7 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         _, entries = _header(path)
         return {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} has no readable header", str(error), _HINT, file=str(path)) from error
+        raise WeightsError(f"{path} has no readable header", str(error), DAMAGED, file=str(path)) from error
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
@@ -169,47 +169,36 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
     return 8 + size, entries
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises WeightsError with the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), _HINT, file=str(path)) from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{path} does not contain a JSON object", hint=_HINT, file=str(path))
-    return content
-
-
 def _language(path: Path) -> Language:
-    config, base = read_json(path), Language()
-    width, heads = _number(config, "hidden_size", path), _number(config, "num_attention_heads", path)
+    config, base = JsonFields.read(path), Language()
+    width, heads = config.number("hidden_size"), config.number("num_attention_heads")
     return Language(
         width=width,
         heads=heads,
         head_dim=width // heads,
-        layers=_number(config, "num_hidden_layers", path),
-        kv_heads=_number(config, "num_key_value_heads", path),
-        mlp=_number(config, "intermediate_size", path, base.mlp),
-        vocab=_number(config, "vocab_size", path, base.vocab),
-        max_positions=_number(config, "max_position_embeddings", path, base.max_positions),
-        rope_theta=_real(config, "rope_theta", path, base.rope_theta),
-        eps=_real(config, "rms_norm_eps", path, base.eps),
+        layers=config.number("num_hidden_layers"),
+        kv_heads=config.number("num_key_value_heads"),
+        mlp=config.number("intermediate_size", base.mlp),
+        vocab=config.number("vocab_size", base.vocab),
+        max_positions=config.number("max_position_embeddings", base.max_positions),
+        rope_theta=config.real("rope_theta", base.rope_theta),
+        eps=config.real("rms_norm_eps", base.eps),
     )
 
 
-def _vision(path: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Vision:
+def _vision(path: Path, config: JsonFields, shapes: Mapping[str, tuple[int, ...]]) -> Vision:
     base = Vision()
-    fields = read_json(path) if path.is_file() else {}
+    fields = JsonFields.read_if_any(path)
     return Vision(
-        width=_number(fields, "hidden_size", path, base.width),
+        width=fields.number("hidden_size", base.width),
         # The reference removes the last layer, and the weights do not contain it.
-        layers=_number(fields, "num_hidden_layers", path, base.layers + 1) - 1,
-        heads=_number(fields, "num_attention_heads", path, base.heads),
-        mlp=_number(fields, "intermediate_size", path, base.mlp),
-        patch=_number(fields, "patch_size", path, base.patch),
-        channels=_number(fields, "num_channels", path, base.channels),
+        layers=fields.number("num_hidden_layers", base.layers + 1) - 1,
+        heads=fields.number("num_attention_heads", base.heads),
+        mlp=fields.number("intermediate_size", base.mlp),
+        patch=fields.number("patch_size", base.patch),
+        channels=fields.number("num_channels", base.channels),
         grid=_side(shapes, VIT_TABLE, int(config.get("vit_max_num_patch_per_side", base.grid))),
-        eps=_real(fields, "layer_norm_eps", path, base.eps),
+        eps=fields.real("layer_norm_eps", base.eps),
     )
 
 
@@ -227,7 +216,7 @@ def _autoencoder(config: Mapping[str, Any]) -> Autoencoder:
 
 def _control_ids(folder: Path) -> ControlIds:
     path, base = folder / TOKENIZER_CONFIG, ControlIds()
-    added = read_json(path).get("added_tokens_decoder", {}) if path.is_file() else {}
+    added = JsonFields.read_if_any(path).get("added_tokens_decoder", {})
     ids = {token.get("content"): int(number) for number, token in added.items()}
     return ControlIds(**{name: ids.get(text, getattr(base, name)) for name, text in CONTROL.items()})
 
@@ -241,31 +230,3 @@ def _rule(sizes: Mapping[str, Any] | None, default: ResizeRule) -> ResizeRule:
     if not sizes:
         return default
     return ResizeRule(longest=int(sizes["max_size"]), shortest=int(sizes["min_size"]), stride=int(sizes["stride"]))
-
-
-def _number(config: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
-    value = config.get(key, default)
-    if value is None:
-        raise WeightsError(f"{path} lacks {key}", hint=_HINT, file=str(path), key=key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WeightsError(
-            f"{path} contains an invalid size",
-            f"{key} is {value!r}, not a positive integer",
-            _HINT,
-            file=str(path),
-            key=key,
-        )
-    return value
-
-
-def _real(config: Mapping[str, Any], key: str, path: Path, default: float) -> float:
-    value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise WeightsError(
-            f"{path} contains an invalid value",
-            f"{key} is {value!r}, not a positive number",
-            _HINT,
-            file=str(path),
-            key=key,
-        )
-    return float(value)

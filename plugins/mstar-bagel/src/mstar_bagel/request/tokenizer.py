@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mstar_bagel.checkpoint.config import TOKENIZER_CONFIG, read_json
+from mstar_bagel.checkpoint.config import TOKENIZER_CONFIG
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.json_fields import JsonFields
 from mstar_core.plugin.plain_text import plain_ids, spelled_bytes
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _from_parts(folder: Path) -> Tokenizer:
     from tokenizers import AddedToken, models
 
     tokenizer = qwen_tokenizer(models.BPE.from_file(str(folder / VOCAB), str(folder / MERGES)))
-    config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    config = JsonFields.read_if_any(folder / TOKENIZER_CONFIG)
     added = sorted((int(number), token) for number, token in config.get("added_tokens_decoder", {}).items())
     for _, token in added:
         tokenizer.add_tokens(

@@ -52,15 +52,19 @@ GEMMA3: Final = Architecture(
         "rope_local_base_freq": 1e4,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
+        "sliding_window_pattern": 6,
     },
 )
+
+QWEN_DEFAULTS: Final = {"use_sliding_window": False}
+"""Configs of Qwen have the size of a window that is off unless they say otherwise."""
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(),
     "mistral": Architecture(),
-    "qwen2": Architecture(qkv_bias=True),
-    "qwen3": Architecture(has_head_norms=True),
-    "qwen3_moe": Architecture(has_head_norms=True, has_experts=True),
+    "qwen2": Architecture(qkv_bias=True, defaults=QWEN_DEFAULTS),
+    "qwen3": Architecture(has_head_norms=True, defaults=QWEN_DEFAULTS),
+    "qwen3_moe": Architecture(has_head_norms=True, has_experts=True, defaults=QWEN_DEFAULTS),
     "gemma3_text": GEMMA3,
 }
 """By `model_type` of config.json."""

@@ -5,13 +5,13 @@ Used by `plugin.py` in every process, so this module imports the standard librar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.errors import WeightsError, did_you_mean
+from mstar_core.errors import did_you_mean
+from mstar_core.plugin.json_fields import JsonFields
 from mstar_llm.checkpoint.architectures import ACTIVATIONS, ARCHITECTURES, Architecture
 
 CONFIG: Final = "config.json"
@@ -21,8 +21,6 @@ TEXT: Final = "text_config"
 
 MODULES: Final = "modules.json"
 """Pooling of embedding models, in the layout of Sentence Transformers. Only embedding models have it."""
-
-_DAMAGED: Final = "download this file again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +59,8 @@ class DecoderConfig:
 
 def read_config(folder: Path) -> DecoderConfig:
     """Read the sizes of a checkpoint. Raises WeightsError with file and key."""
-    whole = Fields.read(folder / CONFIG)
-    fields = whole.within(TEXT)
+    whole = JsonFields.read(folder / CONFIG)
+    fields = whole.part(TEXT) if whole.get(TEXT) else whole
     architecture = _architecture(fields)
     fields = fields.completed(architecture.defaults)
     heads, width = fields.number("num_attention_heads"), fields.number("hidden_size")
@@ -95,63 +93,7 @@ def read_config(folder: Path) -> DecoderConfig:
     )
 
 
-class Fields:
-    """Values of a JSON object, with errors that name file and key."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path = path
-        self._values = values
-
-    @classmethod
-    def read(cls, path: Path) -> Fields:
-        """Read a JSON file. Raises WeightsError for a missing or broken one."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            hint = "give --weights the folder of a checkpoint in the layout of the hub"
-            raise WeightsError(f"{path} is missing", hint=hint, file=str(path)) from error
-        except (OSError, ValueError) as error:
-            raise WeightsError(f"{path} cannot be read", str(error), _DAMAGED, file=str(path)) from error
-        if not isinstance(values, dict):
-            raise WeightsError(f"{path} does not hold a JSON object", hint=_DAMAGED, file=str(path))
-        return cls(path, values)
-
-    def within(self, key: str) -> Fields:
-        """Return the fields of a nested object; these themselves if there is none."""
-        nested = self._values.get(key)
-        return Fields(self.path, nested) if isinstance(nested, Mapping) else self
-
-    def completed(self, defaults: Mapping[str, Any]) -> Fields:
-        """Return these fields with values for those that are absent."""
-        return Fields(self.path, {**defaults, **self._values})
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; `default` if it is absent or null."""
-        value = self._values.get(key)
-        return default if value is None else value
-
-    def number(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "a positive integer is required")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """Return a positive number."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.error(key, "a positive number is required")
-        return float(value)
-
-    def error(self, key: str, detail: str, hint: str = _DAMAGED) -> WeightsError:
-        """Make the error of a value."""
-        return WeightsError(
-            f"{self.path}: {key} is {self._values.get(key)!r}", detail, hint, file=str(self.path), key=key
-        )
-
-
-def _architecture(fields: Fields) -> Architecture:
+def _architecture(fields: JsonFields) -> Architecture:
     kind = fields.get("model_type", "")
     if kind not in ARCHITECTURES:
         known = f"supported: {', '.join(ARCHITECTURES)}"
@@ -174,27 +116,26 @@ def _architecture(fields: Fields) -> Architecture:
     return architecture
 
 
-def _windows(fields: Fields) -> tuple[int, ...]:
+def _windows(fields: JsonFields) -> tuple[int, ...]:
     """Return the window of each layer. Configs say it by layer, by a period, or once for all layers."""
-    layers, window = fields.number("num_hidden_layers"), fields.get("sliding_window", 0)
-    kinds = fields.get("layer_types")
-    if fields.get("model_type") in ("qwen2", "qwen3", "qwen3_moe") and not fields.get("use_sliding_window", False):
+    if not (fields.get("sliding_window") and fields.get("use_sliding_window", True)):
         return ()
-    if not window:
-        return ()
+    layers, kinds = fields.number("num_hidden_layers"), fields.get("layer_types")
     if kinds is None:
-        period = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", 0))
-        if fields.get("model_type") == "gemma3_text":
-            period = period or 6
-        # With a period, every period-th layer sees all tokens.
-        kinds = ["full_attention" if period and (layer + 1) % period == 0 else "sliding" for layer in range(layers)]
+        # The first layers see all tokens, and with a period every period-th one. Some configs write an underscore.
+        first = fields.get("max_window_layers", 0)
+        period = fields.get("_sliding_window_pattern", fields.get("sliding_window_pattern", 0))
+        kinds = [
+            "full_attention" if layer < first or (period and (layer + 1) % period == 0) else "sliding"
+            for layer in range(layers)
+        ]
     if len(kinds) != layers:
         raise fields.error("layer_types", f"{layers} layers need as many types")
     windows = tuple(0 if kind == "full_attention" else fields.number("sliding_window") for kind in kinds)
     return windows if any(windows) else ()
 
 
-def _ropes(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+def _ropes(fields: JsonFields) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the rotary parameters of layers that see all tokens, and of those with a window."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if "full_attention" in rope:
@@ -204,11 +145,10 @@ def _ropes(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     return whole, {"rope_theta": local} if local else whole
 
 
-def _stop_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+def _stop_ids(folder: Path, fields: JsonFields) -> tuple[int, ...]:
     """Return the ids that end an answer: of generation_config.json, which may add some to those of config.json."""
     stop = fields.get("eos_token_id", [])
-    if (folder / GENERATION).is_file():
-        stop = Fields.read(folder / GENERATION).get("eos_token_id", stop)
+    stop = JsonFields.read_if_any(folder / GENERATION).get("eos_token_id", stop)
     ids = stop if isinstance(stop, list) else [stop]
     if not all(isinstance(each, int) for each in ids):
         raise fields.error("eos_token_id", "an id or a list of ids is required")

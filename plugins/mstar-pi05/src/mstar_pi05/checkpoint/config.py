@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from mstar_core.errors import WeightsError, did_you_mean
+from mstar_core.errors import did_you_mean
+from mstar_core.plugin.json_fields import JsonFields
 
 ACTION_WIDTH: Final = 32
 """Values per action step inside the model, and maximum values of a state."""
@@ -90,20 +90,6 @@ SHARED: Final = ("layers", "kv_heads", "head_dim")
 """Sizes that both transformers must share."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises WeightsError naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        hint = "a checkpoint folder contains config.json and model.safetensors"
-        raise WeightsError(f"{path} is missing", hint=hint, file=str(path)) from error
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
-    if not isinstance(value, dict):
-        raise WeightsError(f"{path} must contain a JSON object", hint="fetch this file again", file=str(path))
-    return value
-
-
 def read_sizes(folder: Path | None) -> Sizes:
     """Return the checkpoint's sizes, or those of the base release without a folder. Raises WeightsError naming file and
     key.
@@ -115,21 +101,20 @@ class _Config:
     """A config.json in lerobot's or openpi's format, or with explicit sizes."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._values = read_json(path)
+        self._fields = JsonFields.read(path)
 
     def sizes(self) -> Sizes:
         self._refuse_others()
-        default, language = Sizes(), self._tower("language", "paligemma_variant", "gemma_2b")
+        fields, default, language = self._fields, Sizes(), self._tower("language", "paligemma_variant", "gemma_2b")
         sizes = Sizes(
-            vocab=self._number("vocab_size", default.vocab),
-            prompt_ids=self._number("tokenizer_max_length", self._number("max_token_len", default.prompt_ids)),
-            horizon=self._number("chunk_size", self._number("action_horizon", default.horizon)),
-            rope_base=self._real("rope_theta", default.rope_base),
-            norm_eps=self._real("rms_norm_eps", default.norm_eps),
-            layer_norm_eps=self._real("layer_norm_eps", default.layer_norm_eps),
-            min_period=self._real("min_period", self._real("time_min_period", default.min_period)),
-            max_period=self._real("max_period", self._real("time_max_period", default.max_period)),
+            vocab=fields.number("vocab_size", default.vocab),
+            prompt_ids=fields.number("tokenizer_max_length", fields.number("max_token_len", default.prompt_ids)),
+            horizon=fields.number("chunk_size", fields.number("action_horizon", default.horizon)),
+            rope_base=fields.real("rope_theta", default.rope_base),
+            norm_eps=fields.real("rms_norm_eps", default.norm_eps),
+            layer_norm_eps=fields.real("layer_norm_eps", default.layer_norm_eps),
+            min_period=fields.real("min_period", fields.real("time_min_period", default.min_period)),
+            max_period=fields.real("max_period", fields.real("time_max_period", default.max_period)),
             vision=self._vision(),
             language=language,
             expert=self._tower("expert", "action_expert_variant", "gemma_300m", language),
@@ -138,33 +123,32 @@ class _Config:
         return sizes
 
     def _refuse_others(self) -> None:
-        kind = self._values.get("type", "pi05")
-        if kind != "pi05":
-            raise self._wrong("type", kind, "use a Pi0.5 checkpoint")
+        if self._fields.get("type", "pi05") != "pi05":
+            raise self._fields.error("type", hint="use a Pi0.5 checkpoint")
         for key in ("max_action_dim", "action_dim"):
-            if self._number(key, ACTION_WIDTH) != ACTION_WIDTH:
-                raise self._wrong(key, self._values[key], f"Pi0.5 has {ACTION_WIDTH} values per action")
+            if self._fields.number(key, ACTION_WIDTH) != ACTION_WIDTH:
+                raise self._fields.error(key, hint=f"Pi0.5 has {ACTION_WIDTH} values per action")
 
     def _vision(self) -> Vision:
-        fields, default = self._part("vision"), Vision()
-        side = self._values.get("image_resolution")
+        fields, default = self._fields.part("vision"), Vision()
+        side = self._fields.get("image_resolution")
         size = default.image_size if side is None else side[0] if isinstance(side, list) and side else None
         if size is None or (isinstance(side, list) and set(side) != {size}):
-            raise self._wrong("image_resolution", side, "write two equal numbers of pixels")
+            raise self._fields.error("image_resolution", hint="write two equal numbers of pixels")
         names = ("width", "layers", "heads", "mlp", "patch_size")
-        sizes = {name: self._number(name, getattr(default, name), fields) for name in names}
-        return Vision(**sizes, image_size=self._number("image_size", size, fields))
+        sizes = {name: fields.number(name, getattr(default, name)) for name in names}
+        return Vision(**sizes, image_size=fields.number("image_size", size))
 
     def _tower(self, part: str, variant_key: str, default: str, shares: Tower | None = None) -> Tower:
         """Return a transformer's sizes. shares: the transformer whose cache it reads, and whose shared sizes it has."""
-        name = self._values.get(variant_key, default)
+        name = self._fields.get(variant_key, default)
         if name not in VARIANTS:
-            raise self._wrong(variant_key, name, did_you_mean(str(name), VARIANTS))
-        fields, known = self._part(part), VARIANTS[name]
+            raise self._fields.error(variant_key, hint=did_you_mean(str(name), VARIANTS))
+        fields, known = self._fields.part(part), VARIANTS[name]
         if shares is not None:
             known = replace(known, **{key: getattr(shares, key) for key in SHARED})
         names = ("width", "layers", "mlp", "heads", "kv_heads", "head_dim")
-        return Tower(**{key: self._number(key, getattr(known, key), fields) for key in names})
+        return Tower(**{key: fields.number(key, getattr(known, key)) for key in names})
 
     def _check(self, sizes: Sizes) -> None:
         vision = sizes.vision
@@ -172,31 +156,7 @@ class _Config:
             values = getattr(sizes.language, name), getattr(sizes.expert, name)
             if values[0] != values[1]:
                 hint = f"the language model has {values[0]}, and the expert reads its cache"
-                raise self._wrong(f"expert.{name}", values[1], hint)
+                raise self._fields.part("expert").error(name, hint=hint)
         if vision.image_size % vision.patch_size:
-            raise self._wrong("vision.image_size", vision.image_size, f"a multiple of {vision.patch_size}")
-
-    def _part(self, name: str) -> Mapping[str, Any]:
-        value = self._values.get(name) or {}
-        if not isinstance(value, dict):
-            raise self._wrong(name, value, "an object of sizes")
-        return value
-
-    def _number(self, key: str, default: int, fields: Mapping[str, Any] | None = None) -> int:
-        value = (self._values if fields is None else fields).get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._wrong(key, value, "a positive whole number")
-        return value
-
-    def _real(self, key: str, default: float) -> float:
-        value = self._values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self._wrong(key, value, "a positive number")
-        return float(value)
-
-    def _wrong(self, key: str, value: object, hint: str) -> WeightsError:
-        return WeightsError(f"{self._path}: {key} is {value!r}", hint=hint, file=str(self._path), key=key)
+            hint = f"a multiple of {vision.patch_size} is required"
+            raise self._fields.part("vision").error("image_size", hint=hint)

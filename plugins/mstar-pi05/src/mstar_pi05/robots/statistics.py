@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mstar_core.errors import ConfigError, WeightsError, did_you_mean
-from mstar_pi05.checkpoint.config import read_json
+from mstar_core.plugin.json_fields import JsonFields
 
 NONE: Final = "none"
 """Value of `norm_stats` that disables the checkpoint's statistics."""
@@ -103,7 +103,7 @@ def _assets(folder: Path) -> dict[str, Path]:
 
 def read_norm_stats(path: Path) -> Statistics:
     """Read openpi's file. Pi0.5 uses its quantiles. Raises WeightsError naming file and key."""
-    content = read_json(path)
+    content = JsonFields.read(path).values
     features = content.get("norm_stats", content)
     if not isinstance(features, dict) or not {"state", "actions"} & set(features):
         raise _damaged(path, "it contains neither state nor actions")
@@ -141,7 +141,7 @@ def _lerobot_feature(folder: Path, file: str, step_name: str, kind: str, feature
     path = folder / file
     if not path.is_file():
         return None
-    for step in read_json(path).get("steps", ()):
+    for step in JsonFields.read(path).get("steps", ()):
         if not isinstance(step, dict) or step.get("registry_name") != step_name or not step.get("state_file"):
             continue
         config = step.get("config") or {}

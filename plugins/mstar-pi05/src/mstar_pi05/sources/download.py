@@ -92,9 +92,7 @@ def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
         return path
     if hub.is_offline:
         detail = f"looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
-        raise WeightsError(
-            f"the files of {TOKENIZER_REPO} are not on this machine", detail, WAYS, file=TOKENIZER_REPO
-        )
+        raise WeightsError(f"the files of {TOKENIZER_REPO} are not on this machine", detail, WAYS, file=TOKENIZER_REPO)
     try:
         listed = hub.files(TOKENIZER_REPO)
         fetch_files(hub, TOKENIZER_REPO, {name: listed.get(name, 0)}, progress)

@@ -1,4 +1,4 @@
-"""Chat templates of checkpoints: Jinja in its sandbox, with the names that templates of the hub use."""
+"""Renderer of chat templates: Jinja in its sandbox, with the names that templates of the hub use. For processors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The chat template of a checkpoint as text, and what it says about tool calls and thinking. Standard library only.
+"""Chat template of a checkpoint as text, and the form of tool calls and thinking that it shows. Imports no Jinja.
 
-Models write tool calls and thinking in the form that their template shows them, so the form follows from its text.
+Models write calls and thinking as their template shows them, so the form follows from the text of the template.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ import re
 from pathlib import Path
 from typing import Final
 
-from mstar_core.plugin.chat.format import ChatFormat, Effort, ReasoningFormat, ToolFormat
-from mstar_llm.checkpoint.config import Fields
+from mstar_core.plugin.chat.format import HERMES, LLAMA, MISTRAL, ChatFormat, Effort, ReasoningFormat, ToolFormat
+from mstar_core.plugin.json_fields import JsonFields
 
 TEMPLATE: Final = "chat_template.jinja"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
-
-HERMES: Final = ToolFormat(begin="<tool_call>", end="</tool_call>")
-"""Source: Qwen 2.5 and 3, Hermes."""
-
-MISTRAL: Final = ToolFormat(begin="[TOOL_CALLS]", end="", is_list=True)
-LLAMA: Final = ToolFormat(begin="", end="", arguments_key="parameters")
 
 
 def read_template(folder: Path) -> str:
@@ -27,13 +21,19 @@ def read_template(folder: Path) -> str:
     file = folder / TEMPLATE
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    if not (folder / TOKENIZER_CONFIG).is_file():
-        return ""
-    template = Fields.read(folder / TOKENIZER_CONFIG).get("chat_template", "")
+    template = JsonFields.read_if_any(folder / TOKENIZER_CONFIG).get("chat_template", "")
     if isinstance(template, list):  # several templates by name
         named = {each["name"]: each["template"] for each in template}
         template = named.get("tool_use") or named.get("default", "")
     return str(template)
+
+
+def named_tokens(folder: Path) -> dict[str, str]:
+    """Return the control tokens that templates name: of tokenizer_config.json, as texts or objects with `content`."""
+    fields = JsonFields.read_if_any(folder / TOKENIZER_CONFIG)
+    named = {name: fields.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def chat_format(template: str) -> ChatFormat:

@@ -1,1 +1,0 @@
-"""From a conversation to ids, and from ids to text."""
