@@ -1,4 +1,4 @@
-"""Placers: who reserves room on hosts for a deployment and starts an agent on each. Used by the supervisor."""
+"""Placers: they reserve room on hosts for a deployment and start an agent on each. Used by the supervisor."""
 
 from __future__ import annotations
 
