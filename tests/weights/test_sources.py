@@ -64,4 +64,6 @@ def test_a_cached_checkpoint_is_checked_and_its_first_missing_file_is_named(tmp_
     with pytest.raises(WeightsError, match=r"tokenizer\.json of a/b is missing"):
         cached_checkpoint(Cache(tmp_path), "a/b", ("config.json", "tokenizer.json"), check, "use --weights DIR")
     assert not seen
-    assert cached_checkpoint(Cache(tmp_path), "a/b", ("config.json",), check, "use --weights DIR") == tmp_path == seen[0]
+    assert (
+        cached_checkpoint(Cache(tmp_path), "a/b", ("config.json",), check, "use --weights DIR") == tmp_path == seen[0]
+    )
