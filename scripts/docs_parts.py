@@ -182,10 +182,19 @@ def bench_metrics() -> str:
     return "\n".join(["| metric | unit | modality | definition |", "|---|---|---|---|", *rows])
 
 
+def chat_commands() -> str:
+    """Return the commands and keys of `mstarctl chat` as a table."""
+    from mstarctl.chat.commands import COMMANDS, KEYS
+
+    named = [(f"`{f'{each.name} {each.argument}'.rstrip()}`", each.help) for each in COMMANDS]
+    return table(("command", "does"), [*named, *((f"`{keys}`", what) for keys, what in KEYS)])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     **ADMIN_PARTS,
     **METRIC_PARTS,
     "bench-metrics": bench_metrics,
+    "chat-commands": chat_commands,
     "cli": cli_page,
     "config-keys": config_keys,
     "distributions": distributions,

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from mstar_core.errors import MstarError, Unreachable, UsageError
 from mstar_core.workloads import ServedModel
@@ -77,9 +76,9 @@ def target_of(
 
 
 def _of_url(url: str, key: str | None, ready_s: float) -> BenchTarget:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--url is {url!r}", hint="--url http://127.0.0.1:8000")
+    from mstarctl.client.endpoints import url_of
+
+    parts = url_of(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
     try:

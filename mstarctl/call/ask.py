@@ -18,12 +18,21 @@ from mstarctl.client.api import ApiClient
 STATE_NAMES: Final = ("robot_state", "states")
 """Parameters that take the state of a robot, by preference."""
 
+CHAT_ROUTE: Final = "/v1/chat/completions"
+OTHERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "inputs": ("text", "image", "audio"),
+    "outputs": ("text",),
+    "routes": (CHAT_ROUTE,),
+}
+"""Facts of a model whose server does not list them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """A served model as its api describes it. parameters: their names.
 
     speech: `verbatim` if the model reads a text aloud, `answer` if it answers, empty if it does not speak.
+    capabilities: None if the server lists none, as servers of other kinds.
     """
 
     name: str
@@ -33,18 +42,23 @@ class Card:
     notice: str = ""
     routes: tuple[str, ...] = ()
     speech: str = ""
+    aliases: tuple[str, ...] = ()
+    capabilities: frozenset[str] | None = None
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Card:
-        """Build from one entry of GET /v1/models."""
+        """Build from one entry of GET /v1/models. A server of another kind lists names only, and is taken to chat."""
+        capabilities = facts.get("capabilities")
         return cls(
             name=str(facts["id"]),
-            inputs=tuple(facts["input_modalities"]),
-            outputs=tuple(facts["output_modalities"]),
+            inputs=tuple(facts.get("input_modalities", OTHERS["inputs"])),
+            outputs=tuple(facts.get("output_modalities", OTHERS["outputs"])),
             parameters=frozenset(facts.get("parameters", {}).get("properties", {})),
             notice=str(facts.get("notice", "")),
-            routes=tuple(facts.get("endpoints", ())),
+            routes=tuple(facts.get("endpoints", OTHERS["routes"])),
             speech=str(facts.get("speech", "")),
+            aliases=tuple(facts.get("aliases", ())),
+            capabilities=None if capabilities is None else frozenset(capabilities),
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from urllib.parse import SplitResult, urlsplit
+
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ConfigError, NotFound
+from mstar_core.errors import ConfigError, NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client.reach import context_of
 from mstarctl.output.options import GlobalOptions
@@ -57,3 +59,11 @@ def spec_of(run: RunDirectory) -> DeploymentSpec:
 def endpoint_of(spec: DeploymentSpec) -> str:
     """Return the URL of the api of a deployment of this host."""
     return spec.api.url
+
+
+def url_of(text: str) -> SplitResult:
+    """Return the parts of `--url`, whose scheme may be missing. Raises UsageError."""
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url is {text!r}", hint="--url http://127.0.0.1:8000")
+    return parts

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode, MstarError, UsageError
+from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.call.ask import Ask, Card, parse_params, read_files, requested_outputs, state_param
 from mstarctl.call.flags import flags_named
@@ -27,7 +27,7 @@ from mstarctl.call.samples import chosen, sampled, sampled_output
 from mstarctl.call.sink import Sink, chosen_output
 from mstarctl.call.starting import check_started
 from mstarctl.client.api import ApiClient
-from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
+from mstarctl.client.endpoints import endpoint_of, name_here, spec_of, url_of
 from mstarctl.client.reach import Reached, reached
 from mstarctl.client.tunnel import forwarded
 from mstarctl.complete import ServedName, voice_names
@@ -143,13 +143,28 @@ class Server:
 
 @contextmanager
 def served(
-    options: GlobalOptions, target: str | None, api_key: str | None, printer: Printer, *, is_waiting: bool = False
+    options: GlobalOptions,
+    target: str | None,
+    api_key: str | None,
+    printer: Printer,
+    *,
+    is_waiting: bool = False,
+    url: str | None = None,
 ) -> Iterator[Server]:
     """Find a deployment by its name or its model's name, here or on another host, and read its model card.
 
-    is_waiting: wait for one of this host that is starting. Raises Unavailable without it.
+    is_waiting: wait for one of this host that is starting. Raises Unavailable without it. url: of any server with the
+    OpenAI routes, in place of a deployment. Raises UsageError if both are given.
     """
     key = api_key or os.environ.get(KEY_VARIABLE)
+    if url is not None:
+        if target is not None:
+            raise UsageError("name a deployment or --url, one of them", hint="--model chooses a model of the server")
+        parts = url_of(url)
+        with ApiClient(parts.geturl().rstrip("/").removesuffix("/v1"), api_key=key) as client:
+            card = _card(client)
+            yield Server(name=card.name, client=client, card=card, facts={"url": parts.geturl()})
+        return
     name = None if target is None else target.partition(":")[0]
     with reached(options, name_here(options, name)) as reached_target:
         if reached_target.run is not None:
@@ -181,7 +196,10 @@ def _forwarded_api(target: Reached, key: str | None) -> Iterator[ApiClient]:
 
 
 def _card(client: ApiClient) -> Card:
-    return Card.of(client.models()[0])
+    models = client.models()
+    if not models:
+        raise NotFound(f"{client.base_url} serves no model", hint="see its log", kind="model", name="")
+    return Card.of(models[0])
 
 
 def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:

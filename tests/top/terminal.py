@@ -67,13 +67,14 @@ class Terminal:
 
     def shows(self, text: str, within_s: float = LIMIT_S) -> None:
         """Wait until the screen contains `text`. Fails with its content."""
-        self._wait(lambda: text in self.text, f"no {text!r}", within_s)
+        self.until(lambda: text in self.text, f"no {text!r}", within_s)
 
     def hides(self, text: str, within_s: float = LIMIT_S) -> None:
         """Wait until the screen no longer contains `text`."""
-        self._wait(lambda: text not in self.text, f"still {text!r}", within_s)
+        self.until(lambda: text not in self.text, f"still {text!r}", within_s)
 
-    def _wait(self, is_so: Callable[[], bool], otherwise: str, within_s: float) -> None:
+    def until(self, is_so: Callable[[], bool], otherwise: str, within_s: float = LIMIT_S) -> None:
+        """Wait for a condition. Fails with `otherwise` and the content of the screen."""
         end = time.monotonic() + within_s
         while not is_so():
             assert time.monotonic() < end, f"{otherwise} after {within_s:g} s on\n{self.text}"
