@@ -59,8 +59,9 @@ class CacheState:
     length: tokens in the cache. position: of the next token. last: last drawn id, -1 without one. drawn: ids drawn so
     far, which number its random numbers. history: int32 [length], ids in cache order, -1 for tokens without an id.
     seen: bool [vocabulary], ids under the repetition penalty; counts: int32 [vocabulary], how often each id was drawn;
-    both None without a penalty that reads them. pages: one tensor per group of
-    layers, [layers, pages, 2, page_size, kv_heads, head_dim]. last_values: last values of carried ports.
+    both None without a penalty that reads them. answer: int32 [n], ids that the request's grammar has taken, None if
+    there are none. pages: one tensor per group of layers, [layers, pages, 2, page_size, kv_heads, head_dim].
+    last_values: last values of carried ports.
     """
 
     length: int
@@ -70,13 +71,14 @@ class CacheState:
     history: Tensor
     seen: Tensor | None = None
     counts: Tensor | None = None
+    answer: Tensor | None = None
     pages: tuple[Tensor, ...] = ()
     last_values: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its tensors."""
-        values = (*self.pages, self.history, self.seen, self.counts, *self.last_values.values())
+        values = (*self.pages, self.history, self.seen, self.counts, self.answer, *self.last_values.values())
         return sum(value.nbytes for value in values if value is not None)
 
 

@@ -63,6 +63,11 @@ class NodeRunner(ABC):
     def close(self, handle: Handle) -> None:
         """Free everything of a request, at any time, any number of times. Never raises."""
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a request waits for a thread of this runner, whose end wakes no mailbox."""
+        return False
+
     def fork(self, handle: Handle, source: str, into: str) -> None:
         """Make branch `into` a copy-on-write copy of branch `source`, as of the jobs already done."""
 

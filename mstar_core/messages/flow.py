@@ -61,7 +61,7 @@ class CacheMoved(msgspec.Struct, frozen=True, kw_only=True, tag="cache_moved", o
     length: tokens in the cache. position: of the next token. last: last drawn id, -1 without one. drawn: number of ids
     drawn. pages: staging tensors, [layers, pages, 2, page_size, kv_heads, head_dim], one per group of layers.
     history: int32 [length], ids in cache order. seen: bool [vocabulary], ids under the repetition penalty.
-    counts: int32 [vocabulary], how often each id was drawn.
+    counts: int32 [vocabulary], how often each id was drawn. answer: int32 [n], ids that its grammar has taken.
     values: last values of carried ports at the engine; held: those of output ports at the worker. streamed: items that
     the walks so far have put on split streams, see OpenRequest.
     """
@@ -79,6 +79,7 @@ class CacheMoved(msgspec.Struct, frozen=True, kw_only=True, tag="cache_moved", o
     history: TensorRef
     seen: TensorRef | None = None
     counts: TensorRef | None = None
+    answer: TensorRef | None = None
     values: dict[str, TensorRef] = {}
     held: dict[str, TensorRef] = {}
     streamed: dict[str, int] = {}

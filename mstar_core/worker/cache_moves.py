@@ -190,6 +190,7 @@ class CacheMoves:
             history=read(item.history),
             seen=None if item.seen is None else read(item.seen),
             counts=None if item.counts is None else read(item.counts),
+            answer=None if item.answer is None else read(item.answer),
             pages=tuple(read(ref) for ref in item.pages),
             last_values={port: read(ref) for port, ref in item.values.items()},
         )

@@ -41,6 +41,9 @@ QUIET_S: Final = 1.0
 COPY_NAP_S: Final = 50e-6
 """Interval at which an idle worker checks copies from the GPU."""
 
+COMPILE_NAP_S: Final = 1e-3
+"""Interval at which an idle worker checks grammars that threads compile."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
@@ -131,6 +134,8 @@ class Worker:
             self.late.work()
         elif self.outbox.is_waiting or (self.incoming is not None and self.incoming.must_poll):
             time.sleep(COPY_NAP_S)
+        elif any([runner.is_compiling for runner in self.runners.values()]):
+            time.sleep(COMPILE_NAP_S)
         elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), spin_s=self.spin.left_s)
             self.report.idle_s += time.monotonic() - now

@@ -207,7 +207,7 @@ class Outbox:
         values = [("pages", "", pages) for pages in state.pages] + [("history", "", state.history)]
         values += [("values", port, value) for port, value in state.last_values.items()]
         values += [("held", port, value) for port, value in held.items()]
-        marks = {"seen": state.seen, "counts": state.counts}
+        marks = {"seen": state.seen, "counts": state.counts, "answer": state.answer}
         values += [(name, "", value) for name, value in marks.items() if value is not None]
         parts: list[tuple[str, str, Tensor | Sending]] = []
         for field_name, port, value in values:
@@ -330,7 +330,7 @@ class Outbox:
         message = cache.message(
             pages=[ref for _, ref in by_field["pages"]],
             history=by_field["history"][0][1],
-            **{name: by_field[name][0][1] for name in ("seen", "counts") if name in by_field},
+            **{name: by_field[name][0][1] for name in ("seen", "counts", "answer") if name in by_field},
             values=dict(by_field["values"]),
             held=dict(by_field["held"]),
             sent=self._sent(to),

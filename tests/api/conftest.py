@@ -133,9 +133,3 @@ async def running(
 def started() -> Started:
     """Start an api with the given settings."""
     return running
-
-
-@pytest.fixture
-def holds_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that masks what a grammar forbids."""
-    monkeypatch.setattr("mstar_core.api.parse.capabilities.HOLDS_GRAMMARS", True)

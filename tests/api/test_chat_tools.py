@@ -289,7 +289,6 @@ async def test_a_model_names_the_capability_that_it_lacks(started: Started) -> N
         assert card["capabilities"] == ["tools", "reasoning", "reasoning_effort"]
 
 
-@pytest.mark.usefixtures("holds_grammars")
 async def test_a_required_call_is_held_by_a_grammar_and_streams(started: Started) -> None:
     def script(fake: FakeDeployment, request: NewRequest) -> None:
         for piece in ('<tool_call>{"name": "add", "arguments": {"a"', ": 1", "}}</tool_call>"):
@@ -312,7 +311,6 @@ async def test_a_required_call_is_held_by_a_grammar_and_streams(started: Started
         assert "structured_outputs" in (await api.client.get("/v1/models/fake")).json()["capabilities"]
 
 
-@pytest.mark.usefixtures("holds_grammars")
 async def test_a_schema_that_no_grammar_holds_is_refused_at_once(started: Started) -> None:
     odd = {"type": "object", "properties": {}, "dependentRequired": {"a": ["b"]}}
     async with started(echo, model=HELD) as api:
@@ -342,10 +340,3 @@ async def test_tools_and_calls_count_to_the_limit_of_text(started: Started) -> N
         ):
             answer = await api.client.post(PATH, json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (413, field)
-
-
-async def test_a_call_that_must_come_is_refused_while_no_engine_holds_grammars(started: Started) -> None:
-    async with started(echo, model=HELD) as api:
-        answer = await api.client.post(PATH, json={**ASK, "tool_choice": "required"})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
-        assert "structured_outputs" not in (await api.client.get("/v1/models/fake")).json()["capabilities"]

@@ -188,7 +188,6 @@ async def test_calls_and_their_outputs_go_back_into_the_conversation(started: St
         assert third.previous_response_id == second.id
 
 
-@pytest.mark.usefixtures("holds_grammars")
 async def test_a_required_function_is_held_by_a_grammar_and_its_arguments_stream(started: Started) -> None:
     async with opened(started, say(CALL[:45], CALL[45:55], CALL[55:]), model=HELD) as (api, client):
         named = {"type": "function", "name": "weather"}
@@ -206,7 +205,6 @@ async def test_a_required_function_is_held_by_a_grammar_and_its_arguments_stream
         assert refused.value.param == "tools[0].parameters"
 
 
-@pytest.mark.usefixtures("holds_grammars")
 async def test_a_call_that_the_limit_cuts_off_is_incomplete(started: Started) -> None:
     def script(fake: FakeDeployment, request: NewRequest) -> None:
         fake.text(request.handle, CALL[:50])

@@ -11,12 +11,6 @@ from mstar_core.plugin.spec import ModelSpec
 CONSTRAINT: Final = "constraint"
 """Sampling parameter with the grammar of an answer. The api sets it; clients do not."""
 
-HOLDS_GRAMMARS = False
-"""Whether the engine masks what a grammar forbids.
-
-Until then no model offers `structured_outputs`: an answer that happens to obey would be taken for one that must.
-"""
-
 LOGPROBS: Final = "logprobs"
 """Sampling parameter for log-probabilities."""
 
@@ -30,7 +24,7 @@ def capabilities_of(spec: ModelSpec) -> list[str]:
         "tools": is_chat and spec.chat.tools is not None,
         "reasoning": is_chat and spec.chat.reasoning is not None,
         "reasoning_effort": is_chat and spec.chat.reasoning is not None and bool(spec.chat.reasoning.efforts),
-        "structured_outputs": HOLDS_GRAMMARS and has_text_head and CONSTRAINT in names,
+        "structured_outputs": has_text_head and CONSTRAINT in names,
         "logprobs": has_text_head and LOGPROBS in names,
     }
     return [name for name, is_offered in offered.items() if is_offered]

@@ -160,7 +160,7 @@ class DecodeSteps:
             self._stop_ids = self.node.slots.stop_ids
             self.buckets.rebuild()
             self.adjusting.rebuild()
-        largest = None if plan.batch.scores else self.buckets.largest
+        largest = None if plan.batch.scores or plan.masks is not None else self.buckets.largest
         parts = [] if largest is None else [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
         if plan.batch.adjusts and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
             parts = []
@@ -205,11 +205,19 @@ def batch_part(batch: DecodeBatch, span: slice) -> DecodeBatch:
     """Return some sequences of a decode batch."""
     rows = None if batch.adapters is None else batch.adapters[span]
     adapters = None if rows is None or np.all(rows == NO_ADAPTER) else rows
-    return msgspec.structs.replace(batch, slots=batch.slots[span], sampling=batch.sampling[span], adapters=adapters)
+    mask_rows = None
+    if batch.mask_rows is not None and (chosen := batch.mask_rows[span] >= 0).any():
+        mask_rows = np.where(chosen, np.cumsum(chosen) - 1, -1).astype(np.int32)
+    return msgspec.structs.replace(
+        batch, slots=batch.slots[span], sampling=batch.sampling[span], adapters=adapters, mask_rows=mask_rows
+    )
 
 
 def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -> DecodePlan:
     """Return the plan of some sequences. batch: theirs, if it exists."""
+    masks, rows = plan.masks, plan.batch.mask_rows
+    if masks is not None and rows is not None:
+        masks = masks[rows[span][rows[span] >= 0]] if (rows[span] >= 0).any() else None
     return DecodePlan(
         batch=batch or batch_part(plan.batch, span),
         lengths=plan.lengths[span],
@@ -217,4 +225,5 @@ def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -
         drawn=plan.drawn[span],
         items=None if plan.items is None else plan.items[span],
         forced=None if plan.forced is None else plan.forced[span],
+        masks=masks,
     )

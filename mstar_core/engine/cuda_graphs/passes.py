@@ -274,7 +274,7 @@ class CapturedPasses:
 
     def _kind(self, planned: PassPlan) -> StepKind | None:
         """Return the kind of a pass that may have buckets, None for any other."""
-        if planned.sampling is not None and planned.sampling.logprobs is not None:
+        if planned.mask is not None or (planned.sampling is not None and planned.sampling.logprobs is not None):
             return None  # captured draws give ids alone
         kind: StepKind | None = None
         if self._ids is not None and (kind := kinds.prompt_of_ids(planned, self._node.slots.position_dtype)):

@@ -83,6 +83,7 @@ class KVCacheEngine(NodeRunner):
         self._known_ports = known_ports
         self._loop_ports = settings.loop
         self._adapters = settings.adapters
+        self._grammars = settings.grammars
         self._memory = _memory(spec, settings)
         self._runner = ModelRunner(
             spec,
@@ -103,6 +104,7 @@ class KVCacheEngine(NodeRunner):
             lookahead=settings.lookahead,
             clock=clock,
             known_ports=known_ports,
+            grammars=settings.grammars,
         )
         if is_captured:
             if settings.device.type == "cuda":
@@ -149,6 +151,11 @@ class KVCacheEngine(NodeRunner):
     ) -> None:
         """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use."""
         self._scheduler.open(handle, sampling, max_tokens, rows, NO_ADAPTER if self._adapters is None else adapter)
+
+    @property
+    def is_compiling(self) -> bool:
+        """See NodeRunner: grammars of requests."""
+        return self._scheduler.is_compiling
 
     def submit(self, job: Job) -> None:
         """See NodeRunner."""
@@ -216,8 +223,10 @@ class KVCacheEngine(NodeRunner):
         return self._scheduler.commit(running)
 
     def idle(self) -> bool:
-        """See NodeRunner: captures the next queued bucket."""
+        """See NodeRunner: prepares the vocabulary of grammars, then captures the next queued bucket."""
         assert not self._scheduler.in_flight, "a busy engine does not capture"
+        if self._grammars is not None and not self._grammars.is_prepared:
+            self._grammars.prepare()
         return self._runner.idle()
 
     def compile_later(self) -> None:

@@ -30,6 +30,7 @@ from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_ports, packed_positions
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.columns import UploadedColumns
+from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS
 from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.sampling.scores import log_probabilities, scores
 from mstar_core.engine.steps import updates
@@ -471,9 +472,13 @@ class ModelRunner:
             places = upload(draws.slots, slots.device)
             sampling = UploadedColumns.of(draws.sampling, slots.device)
         chance = upload(sampling.chance(draws.drawn), slots.device)
+        columns = sampling.columns
+        if draws.masks is not None and draws.mask_rows is not None:
+            masks = {MASKS: upload(draws.masks, slots.device), MASK_ROWS: upload(draws.mask_rows, slots.device)}
+            columns = {**columns, **masks}
         logits = self._module.head(hidden)
         logprobs = log_probabilities(logits) if draws.scores else None
-        ids = self.sampler.draw(logits, sampling.columns, chance, places)
+        ids = self.sampler.draw(logits, columns, chance, places)
         if draws.forced is not None:
             forced = upload(draws.forced, ids.device)
             ids = torch.where(forced >= 0, forced, ids)

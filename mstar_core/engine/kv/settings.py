@@ -11,6 +11,7 @@ from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mstar_core.constraints.matcher import Grammars
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.lora import AdapterBank
@@ -24,7 +25,8 @@ class KVSettings:
     0 without sampling. token_budget: of a step. attention: name of a backend. lookahead: steps that may be launched
     before an earlier one is collected. image_share: see DeviceShare. graphs: sizes of the steps to capture. loop:
     ports per sequence of the node's resident loop, see `graph.compile.resident`; None if it carries only its sampled
-    id. adapters: LoRA adapters of the node's module, None without any.
+    id. adapters: LoRA adapters of the node's module, None without any. grammars: compiles the grammars of requests;
+    None at a node whose ids no grammar constrains.
     """
 
     device: torch.device
@@ -42,6 +44,7 @@ class KVSettings:
     graphs: CaptureSizes = field(default_factory=CaptureSizes)
     loop: LoopPorts | None = None
     adapters: AdapterBank | None = None
+    grammars: Grammars | None = None
 
     def check(self, spec: NodeSpec) -> None:
         """Raise ConfigError for a node without a cache, or fewer slots than one request needs."""

@@ -13,6 +13,7 @@ import torch
 
 from mstar_core.engine.sampling import columns as encoding
 from mstar_core.engine.sampling.logit_subset import LogitSubset
+from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS, masked
 from mstar_core.graph.declare.sampling import MOST_BIASED
 from mstar_core.layers.sampling import sorted_draw
 
@@ -42,11 +43,14 @@ class Sampler:
         """Return drawn ids, int64 [n]; BAD_ROW where logits have no finite maximum.
 
         logits: [n, columns] of any float type; suppressed in place. columns: as `columns.fields` names them, on the
-        device. chance: float64 [n] in [0, 1), the points of the distributions to take. slots: int64 [n].
+        device. chance: float64 [n] in [0, 1), the points of the distributions to take. slots: int64 [n]. Columns with
+        masks (`masks.fields`) set forbidden ids to minus infinity before everything else.
         """
         subset = self.subset
         # The CUDA kernels read any float type, which saves a float32 copy of the logits.
         logits = subset.suppress(logits.contiguous())
+        if MASKS in columns:
+            logits = masked(logits, columns[MASKS], columns[MASK_ROWS], subset)
         if encoding.adjusts(columns):
             logits = adjusted(logits, columns, self._slots.counts().index_select(0, slots), subset)
         seen = self._slots.seen if self.sees else None

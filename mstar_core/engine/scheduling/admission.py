@@ -80,7 +80,7 @@ class Admission:
         most_items, items = min(MOST_ITEMS, self._device.limits.appending), 0
         while waiting and (not most_items or items < most_items):
             branch = waiting.pop()
-            if branch.in_flight or not self._has_slot(branch):
+            if branch.in_flight or branch.request.is_compiling or not self._has_slot(branch):
                 continue
             waiting.extend(reversed(self._start_next(branch)))
             job = branch.job
@@ -173,6 +173,8 @@ class Admission:
             job = branch.job = branch.queue.popleft()
             branch.is_reserved, branch.cached_tokens = False, 0
             try:
+                if branch.request.grammar is not None and branch.matcher is None:
+                    branch.matcher = branch.request.grammar.matcher()
                 if job.rows > 1:
                     return self._start_candidates(branch, job)
                 if job.move is not None:

@@ -160,6 +160,7 @@ class Candidates:
                 request.sampling, int(candidate.name.rpartition("#")[2])
             )
         self._memory.copy_slot(parent.slot, candidate.slot)
+        candidate.matcher = parent.matcher.copy() if parent.matcher is not None else None
         return True
 
     def can_run(self, parent: Branch) -> bool:

@@ -6,7 +6,7 @@ or report values beside their ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +15,12 @@ from mstar_core.engine.base import Done, Emission, LoopStep
 from mstar_core.engine.ports import fixed_ranks
 from mstar_core.engine.scheduling.requests import no_id
 from mstar_core.engine.steps.plan import DecodePlan
+from mstar_core.engine.steps.updates import NO_ID
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.constraints.matcher import Grammars
     from mstar_core.engine.base import StepResult
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.pages import Pages
@@ -26,18 +28,22 @@ if TYPE_CHECKING:
     from mstar_core.engine.scheduling.sequence import Branch
     from mstar_core.engine.scheduling.step import Decoding, KVStep, Launch
     from mstar_core.engine.steps.device import DecodeOutput
+    from mstar_core.errors import EngineError
     from mstar_core.graph.declare.nodes import NodeSpec
 
 
 class DecodeScheduler:
     """Advances the sequences in resident loops by one token per step. It keeps no state."""
 
-    def __init__(self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages) -> None:
+    def __init__(
+        self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages, grammars: Grammars | None = None
+    ) -> None:
         self._fixed_ranks = fixed_ranks(spec)
         self._requests = requests
         self._memory = requests.memory
         self._loops = loops
         self._pages = pages
+        self._grammars = grammars
 
     # -- before a launch ---------------------------------------------------------------------------------------------
 
@@ -67,6 +73,7 @@ class DecodeScheduler:
             drawn=drawn,
             items=feeds.values(slots) if feeds is not None else None,
             forced=forced,
+            masks=self._masks(decoding, forced),
         )
         place = lengths + 1
         tables.length[slots], state.drawn[slots], state.left[slots] = place, drawn + 1, left
@@ -91,6 +98,18 @@ class DecodeScheduler:
             if decoding.batch.sampling[index].logprobs is not None and iteration < len(loop.spec.known):
                 forced[index] = loop.spec.known[iteration]
         return forced if (forced >= 0).any() else None
+
+    def _masks(self, decoding: Decoding, forced: np.ndarray | None) -> np.ndarray | None:
+        """Return the masks of the constrained sequences, see DecodePlan. forced: known ids, which no mask forbids."""
+        rows = decoding.batch.mask_rows
+        if rows is None:
+            return None
+        assert self._grammars is not None
+        is_free = np.zeros(len(rows), dtype=np.bool_) if forced is None else forced >= 0
+        free = is_free[rows >= 0].tolist()
+        return self._grammars.masks(
+            [None if skip else each for each, skip in zip(decoding.matchers, free, strict=True)]
+        )
 
     # -- once a step has come to the host ----------------------------------------------------------------------------
 
@@ -132,6 +151,7 @@ class DecodeScheduler:
         assert launch.decoding is not None
         sequences, slots, keys = launch.decoding.sequences, launch.decoding.batch.slots, launch.decoding.keys
         left, place, ids = launch.left, launch.place, part.drawn.host.wait().numpy()[: part.count]
+        rows = launch.decoding.batch.mask_rows
         if part.count < len(slots):
             span = slice(part.start, part.start + part.count)
             sequences, slots, keys, left, place = sequences[span], slots[span], keys[span], left[span], place[span]
@@ -139,6 +159,9 @@ class DecodeScheduler:
         if step.dropped:
             counts = ~np.isin(keys, list(step.dropped))
             slots, keys, left, place, ids = slots[counts], keys[counts], left[counts], place[counts], ids[counts]
+        errors = {} if rows is None else self._advance(keys, ids)
+        if errors:
+            ids = np.where(np.isin(keys, list(errors)), NO_ID, ids)
         state = self._memory.slots
         state.history[slots, place] = ids
         state.last[slots] = ids
@@ -147,14 +170,37 @@ class DecodeScheduler:
         if part.reports:
             step.result.emissions += self._emissions(part, sequences, counts, left)
         if np.count_nonzero(hits) or np.count_nonzero(left) < len(left):
-            if self._finish_loops(step.result, keys, ids, left, hits.any(axis=1)):
+            if self._finish_loops(step.result, keys, ids, left, hits.any(axis=1), errors):
                 keys, ids = keys[ids >= 0], ids[ids >= 0]
         return keys, ids
 
+    def _advance(self, keys: np.ndarray, ids: np.ndarray) -> dict[int, EngineError]:
+        """Let matchers take the ids that constrained sequences drew. Returns the errors of those that fail, by key."""
+        assert self._grammars is not None
+        taking = [
+            (key, drawn, branch.matcher)
+            for key, drawn in zip(keys.tolist(), ids.tolist(), strict=True)
+            if drawn >= 0 and (branch := self._requests.looping[key]).matcher is not None
+        ]
+        if not taking:
+            return {}
+        matchers = [matcher for _, _, matcher in taking]
+        failed = self._grammars.advance(matchers, [drawn for _, drawn, _ in taking])
+        return {taking[place][0]: matchers[place].failure() for place in failed}
+
     def _finish_loops(
-        self, result: StepResult, keys: np.ndarray, ids: np.ndarray, left: np.ndarray, stopped: np.ndarray
+        self,
+        result: StepResult,
+        keys: np.ndarray,
+        ids: np.ndarray,
+        left: np.ndarray,
+        stopped: np.ndarray,
+        errors: Mapping[int, EngineError],
     ) -> bool:
-        """End the loops that stopped, ran out of iterations, or drew no valid id. True if one did the last."""
+        """End the loops that stopped, ran out of iterations, or drew no valid id. True if one did the last.
+
+        errors: by key, those of matchers.
+        """
         has_bad = False
         for index in np.nonzero(stopped | (left == 0) | (ids < 0))[0].tolist():
             branch = self._requests.looping[int(keys[index])]
@@ -164,7 +210,8 @@ class DecodeScheduler:
             self._undo(branch, int(keys[index]))
             if ids[index] < 0:
                 has_bad = True
-                self._requests.fail(branch, job, no_id(self._requests.node), result)
+                error = errors.get(int(keys[index])) or no_id(self._requests.node)
+                self._requests.fail(branch, job, error, result)
                 continue
             self.end_loop(result, branch, int(ids[index]), "stop" if stopped[index] else "length", iterations)
         return has_bad

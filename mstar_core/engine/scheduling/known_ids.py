@@ -75,7 +75,10 @@ class KnownIds:
         loop = branch.loop_state
         if loop.iteration >= len(loop.spec.known):
             return None
-        self.take(branch.slot, loop.spec.known[loop.iteration : loop.iteration + 1])
+        known = loop.spec.known[loop.iteration : loop.iteration + 1]
+        if branch.matcher is not None:
+            branch.matcher.take(known)
+        self.take(branch.slot, known)
         return torch.tensor([loop.spec.known[loop.iteration]], dtype=torch.int64)
 
     def take(self, slot: int, ids: Sequence[int] | np.ndarray) -> None:
@@ -146,12 +149,14 @@ class KnownIds:
     def take_pass(self, result: StepResult, branch: Branch, forward: ForwardPass) -> None:
         """Move a resident loop past a computed pass. Ends it if its last known id does.
 
-        Raises EngineError if the module did not give a carried port.
+        Raises EngineError if the module did not give a carried port, or if the request's grammar forbids an id.
         """
         slots, slot, loop, count = self._memory.slots, branch.slot, branch.loop_state, forward.tokens
         known = loop.known
         assert known is not None
         ids = known.ids[known.taken : known.taken + count]
+        if branch.matcher is not None:
+            branch.matcher.take(ids.tolist())
         self.take(slot, ids)
         slots.left[slot] -= count
         slots.next_position[slot] += count

@@ -62,6 +62,7 @@ class Moves:
         slots, length = memory.slots, int(memory.tables.length[slot])
         pages = memory.pages(slot, length)
         sampling = slots.sampling[slot]
+        taken = [] if branch.matcher is None else branch.matcher.ids
         self._device.apply(memory.take_updates())
         state = CacheState(
             length=length,
@@ -71,6 +72,7 @@ class Moves:
             history=torch.from_numpy(slots.history[slot, :length].copy()),
             seen=self._device.seen(slot) if sampling.repetition_penalty != 1 else None,
             counts=self._device.counts(slot) if sampling.adjusts else None,
+            answer=torch.tensor(taken, dtype=torch.int32) if taken else None,
             pages=self._device.gather_pages(pages) if pages else (),
             last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
         )
@@ -90,6 +92,9 @@ class Moves:
         slots.set_last(slot, state.last)
         memory.restore_penalties(slot, state.seen, state.counts)
         branch.chain.is_open = False  # its page keys stay behind
+        if branch.request.grammar is not None:
+            branch.matcher = branch.request.grammar.matcher()
+            branch.matcher.take([] if state.answer is None else state.answer.tolist())
         branch.request.last_values.update(state.last_values)
         if state.length:
             branch.record(Logged(tokens=state.length, position=0))

@@ -173,6 +173,7 @@ class Pages:
         memory = self._memory
         memory.tables.release(into.slot)
         memory.copy_slot(source.slot, into.slot)
+        into.matcher = source.matcher.copy() if source.matcher is not None else None
         into.log, into.logged, into.chain = list(source.log), source.logged, source.chain.copy()
         into.replay.clear()
         is_incomplete = source.is_evicted or bool(source.replay) or source.job is not None

@@ -5,7 +5,7 @@ The state that the scheduler and its parts share; holds no policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,9 @@ class Requests:
     pending: branches with work outside the decode batch, by `Branch.key`. looping: job key -> branch of a resident
     loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false; starving: those
     that wait for the next item of their stream.
-    decoding: the decode batch. ready: results that come with the next step. waits_for_slots, waits_for_pages: the last
-    scheduling pass found a branch that waits for them; has_changed: something has changed since, so that it may run.
+    decoding: the decode batch; partial: the same without loops that wait for an id in flight, by the keys of these.
+    ready: results that come with the next step. waits_for_slots, waits_for_pages: the last scheduling pass found a
+    branch that waits for them; has_changed: something has changed since, so that it may run.
     """
 
     node: str
@@ -46,6 +47,7 @@ class Requests:
     active: dict[int, Branch] = field(default_factory=dict)
     starving: dict[int, Branch] = field(default_factory=dict)
     decoding: Decoding | None = None
+    partial: dict[frozenset[int], Decoding | None] = field(default_factory=dict)
     is_decode_current: bool = True
     decode_version: int = 0
     decode_since: float = float("inf")
@@ -84,7 +86,9 @@ class Requests:
 
     def is_waiting(self, branch: Branch) -> bool:
         """Return whether a branch with work cannot run now. After a change, every branch may be able to."""
-        return branch.in_flight > 0 or (not self.has_changed and self.missing(branch) != "")
+        if branch.in_flight > 0 or branch.request.is_compiling:
+            return True
+        return not self.has_changed and self.missing(branch) != ""
 
     def missing(self, branch: Branch) -> str:
         """Return what the last scheduling pass found missing for a branch with work: `slots`, `pages` or nothing."""
@@ -111,6 +115,7 @@ class Requests:
         """See NodeRunner."""
         goes_on = {branch.request.order for branch in (*self.active.values(), *self.starving.values())}
         goes_on |= {branch.request.order for branch in self.pending.values() if branch.in_flight}
+        goes_on |= {request.order for request in self.requests.values() if request.is_compiling}
         waiting = {branch.request.order for branch in self.pending.values()} - goes_on
         return Contention(
             holding={handle for handle, request in self.requests.items() if request.slots},
@@ -123,8 +128,10 @@ class Requests:
         for branch in self.starving.values():
             if branch.job is not None and branch.job.loop is not None:
                 waits[branch.request.order] = f"waits for input {branch.job.loop.feed}"
-        for branch in self.pending.values() if self.is_blocked else ():
-            if not branch.in_flight and (missing := self.missing(branch)):
+        for branch in self.pending.values():
+            if branch.request.is_compiling:
+                waits[branch.request.order] = "waits for its grammar"
+            elif self.is_blocked and not branch.in_flight and (missing := self.missing(branch)):
                 waits[branch.request.order] = f"waits for {missing}"
         return {
             handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
@@ -201,12 +208,32 @@ class Requests:
             step.dropped.add(key)
 
     def current_decode(self) -> Decoding | None:
-        """Return the decode batch of the next step, rebuilt if its members changed."""
+        """Return the decode batch of the next step, rebuilt if its members changed.
+
+        A constrained loop takes no part while its last id is in flight: its next mask depends on that id. The others go
+        on without it. Batches with and without such loops alternate, so both are kept until the members change.
+        """
         if not self.is_decode_current:
             sequences = sorted(self.active.values(), key=lambda branch: branch.request.order)
             self.decoding = self._new_decode(sequences) if sequences else None
+            self.partial.clear()
             self.is_decode_current = True
-        return self.decoding
+        absent = self.undecided
+        if self.decoding is None or not absent:
+            return self.decoding
+        if absent not in self.partial:
+            pairs = zip(self.decoding.keys.tolist(), self.decoding.sequences, strict=True)
+            sequences = [branch for key, branch in pairs if key not in absent]
+            self.partial[absent] = self._new_decode(sequences) if sequences else None
+        return self.partial[absent]
+
+    @property
+    def undecided(self) -> frozenset[int]:
+        """Keys of constrained loops in the decode batch whose last id is in flight."""
+        if not self.in_flight:
+            return frozenset()
+        undecided = frozenset[int]().union(*(step.undecided for step in self.in_flight))
+        return undecided.intersection(self.active)
 
     def _new_decode(self, sequences: list[Branch]) -> Decoding:
         self.decode_version += 1
@@ -220,11 +247,14 @@ class Requests:
             sampling=sampling,
             adjusts=any(each.adjusts for each in sampling),
             scores=any(each.logprobs is not None for each in sampling),
+            mask_rows=_mask_rows(sequences),
             reports=frozenset[str]().union(*(loop.emit for loop in loops)),
             to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
             adapters=adapters if np.any(adapters != NO_ADAPTER) else None,
         )
-        return Decoding(sequences, self.memory.slots.key[slots], batch)
+        keys = self.memory.slots.key[slots]
+        constrained = [key for key, branch in zip(keys.tolist(), sequences, strict=True) if branch.matcher is not None]
+        return Decoding(sequences, keys, batch, frozenset(constrained))
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -258,6 +288,15 @@ class Requests:
             if branch.slot >= 0:
                 self.memory.tables.release(branch.slot)
         self.has_changed = True
+
+
+def _mask_rows(sequences: Sequence[Branch]) -> np.ndarray | None:
+    """Return the place of each sequence among the constrained ones, see DecodeBatch."""
+    has_mask = np.array([branch.matcher is not None for branch in sequences])
+    if not has_mask.any():
+        return None
+    rows: np.ndarray = np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32)
+    return rows
 
 
 def no_id(node: str) -> EngineError:

@@ -15,11 +15,14 @@ from mstar_core.engine.scheduling.requests import no_id
 from mstar_core.engine.scheduling.step import ScheduledPass
 from mstar_core.engine.steps.device import AHEAD, AHEAD_TOKENS
 from mstar_core.engine.steps.plan import LoopPlan, PassPlan
+from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.base import JobKey, StepResult
+    from mstar_core.constraints.matcher import Grammars
+    from mstar_core.engine.base import Job, JobKey, StepResult
     from mstar_core.engine.scheduling.known_ids import KnownIds
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.pages import Pages
@@ -37,7 +40,14 @@ class PassScheduler:
     """Moves the passes of branches through their steps. It keeps no state."""
 
     def __init__(
-        self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages, known: KnownIds, device: Device
+        self,
+        spec: NodeSpec,
+        requests: Requests,
+        loops: Loops,
+        pages: Pages,
+        known: KnownIds,
+        device: Device,
+        grammars: Grammars | None = None,
     ) -> None:
         self._port = spec.sampling.port if spec.sampling else None
         self._requests = requests
@@ -46,6 +56,7 @@ class PassScheduler:
         self._pages = pages
         self._known = known
         self._device = device
+        self._grammars = grammars
 
     # -- before a launch ---------------------------------------------------------------------------------------------
 
@@ -101,9 +112,19 @@ class PassScheduler:
             sampling=slots.sampling[slot] if one.samples else None,
             drawn=int(slots.drawn[slot]),
             forced=_forced(one) if one.samples else -1,
+            mask=self._mask(one),
             loop=_loop_plan(one),
             adapter=branch.request.adapter,
         )
+
+    def _mask(self, one: ScheduledPass) -> np.ndarray | None:
+        """Return the ids that a pass may draw, see PassPlan. A known id is taken whatever the mask."""
+        matcher = one.branch.matcher
+        if matcher is None or not one.samples or _forced(one) >= 0:
+            return None
+        assert self._grammars is not None
+        mask: np.ndarray = self._grammars.masks([matcher])[0]
+        return mask
 
     def _look_ahead(self, passes: Sequence[ScheduledPass]) -> None:
         """Let one replay compute several loop iterations where nothing could join in between, if pages are free.
@@ -154,6 +175,9 @@ class PassScheduler:
             return False
         drawn = part.drawn.ids[part.index : part.index + 1] if part.drawn is not None else None
         goes_on = self._iterate(step, branch, part.iterations, drawn)
+        if one.samples and branch.matcher is not None and branch.job is one.job:
+            self._hold(step, branch)  # the mask of the next iteration depends on this id
+            return False
         for ports in part.later:
             # Computed already: its pass is only counted.
             if branch.job is not one.job or branch.forward is None:
@@ -247,10 +271,14 @@ class PassScheduler:
             if job.loop is not None and self._port in job.loop.carry:
                 result.draws.append((job.key, drawn))
             self._take_scores(result, job.key, branch, output)
+            if branch.matcher is not None and not self._matches(result, branch, job, drawn):
+                return
         if not one.is_last or one.forward.is_replay or job.loop is not None or branch.job is not job:
             return
         if job.known is not None and not one.samples:
             drawn = job.known
+            if not self._matches(result, branch, job, drawn):
+                return
             self._known.take(branch.slot, [drawn])
         outputs = one.forward.outputs
         if drawn is not None and self._port is not None:
@@ -260,6 +288,16 @@ class PassScheduler:
         self._requests.remember(branch, outputs)
         branch.job = None
         self._requests.requeue(branch)
+
+    def _matches(self, result: StepResult, branch: Branch, job: Job, drawn: int) -> bool:
+        """Let the matcher of a branch take an id, if it has one. Returns False if that fails the request."""
+        try:
+            if branch.matcher is not None:
+                branch.matcher.take([drawn])
+        except EngineError as error:
+            self._requests.fail(branch, job, error, result)
+            return False
+        return True
 
 
 def _forced(one: ScheduledPass) -> int:
@@ -275,7 +313,13 @@ def _most_ahead(one: ScheduledPass) -> int:
     loop, state, forward = one.job.loop if one.job is not None else None, one.branch.loop, one.forward
     if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
         return 1
-    if forward.is_replay or not forward.attend.write or (loop.emit and not state.iteration) or loop.known:
+    if (
+        forward.is_replay
+        or not forward.attend.write
+        or one.branch.matcher is not None
+        or (loop.emit and not state.iteration)
+        or loop.known
+    ):
         return 1
     return min([state.limit, *map(len, state.lists.values())]) - state.iteration
 

@@ -33,6 +33,7 @@ from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.sampling import check_biased
 
 if TYPE_CHECKING:
+    from mstar_core.constraints.matcher import Grammar, Grammars
     from mstar_core.engine.base import Handle, Job, JobKey
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.scheduling.step import Decoding, ScheduledPass
@@ -59,10 +60,12 @@ class Scheduler:
         lookahead: int,
         clock: Callable[[], float],
         known_ports: Sequence[str] = (),
+        grammars: Grammars | None = None,
     ) -> None:
         """vocab: ids that the node reads, 0 for any. token_budget: of a step.
 
-        lookahead: steps that may be planned before an earlier one is committed. known_ports: see NodeModule.
+        lookahead: steps that may be planned before an earlier one is committed. known_ports: see NodeModule. grammars:
+        see KVSettings.
         """
         assert spec.kv is not None
         self._branch_names = spec.kv.branches
@@ -71,15 +74,16 @@ class Scheduler:
         self._committed = 0.0
         self._share = share
         self._memory = memory
+        self._grammars = grammars
         self._requests = requests = Requests(spec.name, memory, clock)
         loops = self._loops = Loops(spec, memory, inputs, device, vocab)
         candidates = self._candidates = Candidates(spec, requests, inputs.on_device)
         pages = self._pages = Pages(requests, loops, candidates)
         moves = Moves(requests, device)
-        self._decode = DecodeScheduler(spec, requests, loops, pages)
+        self._decode = DecodeScheduler(spec, requests, loops, pages, grammars)
         known = KnownIds(spec, requests, inputs, self._decode, known_ports)
         self._admission = Admission(spec, requests, loops, candidates, pages, moves, known, device, token_budget, share)
-        self._passes = PassScheduler(spec, requests, loops, pages, known, device)
+        self._passes = PassScheduler(spec, requests, loops, pages, known, device, grammars)
 
     # -- requests and jobs -------------------------------------------------------------------------------------------
 
@@ -91,7 +95,10 @@ class Scheduler:
         candidates: int = 1,
         adapter: int = NO_ADAPTER,
     ) -> None:
-        """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use."""
+        """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use.
+
+        A grammar is compiled meanwhile on a thread; the request's jobs wait for it.
+        """
         requests, pool, tables = self._requests, self._memory.pool, self._memory.tables
         if handle in requests.requests:
             raise EngineError(f"handle {handle} is already open at node {requests.node}", node=requests.node)
@@ -111,9 +118,27 @@ class Scheduler:
                 allowed=min(limit, pool.total * pool.page_size),
             )
         self._opened += 1
-        request = requests.requests[handle] = KVRequest(handle, self._opened, sampling, adapter=adapter)
+        grammar = None if sampling.constraint is None else self._grammar(sampling.constraint)
+        request = KVRequest(handle, self._opened, sampling, adapter=adapter, grammar=grammar)
+        requests.requests[handle] = request
         for name in self._branch_names:
             request.branches[name] = Branch(request, name, ContentChain(pool.page_size))
+
+    def _grammar(self, constraint: str) -> Grammar:
+        """Begin to compile a grammar. Raises EngineError at a node without a vocabulary of text."""
+        if self._grammars is None:
+            node = self._requests.node
+            raise EngineError(
+                f"node {node} cannot hold its ids to a grammar",
+                "its model gives no vocabulary of text (ConstrainableProcessor)",
+                node=node,
+            )
+        return self._grammars.compile(constraint)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a request waits for its grammar."""
+        return self._grammars is not None and any(each.is_compiling for each in self._requests.requests.values())
 
     def submit(self, job: Job) -> None:
         """See NodeRunner. A job of a failed request is dropped: its first failure has already ended it."""
@@ -210,7 +235,8 @@ class Scheduler:
             else:
                 ready += 1
                 oldest = min(oldest, branch.waiting_since)
-        ready += len(requests.active) + len(requests.ready.done) + len(requests.ready.failed)
+        ready += len(requests.active) - len(requests.undecided)
+        ready += len(requests.ready.done) + len(requests.ready.failed)
         return Pressure(ready=ready, waiting=waiting, oldest_s=oldest)
 
     def contention(self) -> Contention:

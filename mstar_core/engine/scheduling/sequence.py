@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.constraints.matcher import Grammar, Matcher
     from mstar_core.engine.base import Done, Handle
     from mstar_core.engine.cache.memory import SavedPages
     from mstar_core.engine.cache.prefix_cache import ContentChain
@@ -153,6 +154,7 @@ class Branch:
     wants: ports, other than the sampled one, that the module must give for its job.
     is_starved: candidates of its job wait for slots, and none of them has one.
     saves_pages: its log does not tell how its tokens were computed, so a preemption copies its pages to `saved`.
+    matcher: says which ids it may draw next, None without a grammar. It lives through preemptions.
     """
 
     request: KVRequest
@@ -180,6 +182,7 @@ class Branch:
     is_starved: bool = False
     saves_pages: bool = False
     saved: SavedPages | None = None
+    matcher: Matcher | None = None
 
     @property
     def key(self) -> tuple[int, str]:
@@ -238,7 +241,7 @@ class KVRequest:
     """A request at this node. order: its age, small is old. last_values: last value of each carried port.
 
     slots: all slots it holds; spare: those that no candidate uses; claimed: slots for candidates that it keeps for as
-    long as it lives. adapter: row of its LoRA adapter, -1 without one.
+    long as it lives. adapter: row of its LoRA adapter, -1 without one. grammar: of its ids, None without one.
     """
 
     handle: Handle
@@ -251,6 +254,12 @@ class KVRequest:
     claimed: int = 0
     is_failed: bool = False
     adapter: int = -1
+    grammar: Grammar | None = None
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether its grammar is not compiled yet, so that nothing of it runs."""
+        return self.grammar is not None and not self.grammar.is_ready
 
     def sequences(self) -> Iterator[Branch]:
         """Yield every cache of the request: each branch, then its candidates."""

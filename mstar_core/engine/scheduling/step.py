@@ -14,6 +14,7 @@ from mstar_core.engine.transfers import contiguous_runs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.constraints.matcher import Matcher
     from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.scheduling.device_share import TimedStep
     from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
@@ -23,11 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Sequences of a decode batch, in its order. keys: int64 [n], of their jobs."""
+    """Sequences of a decode batch, in its order.
+
+    keys: int64 [n], of their jobs; constrained: of those with a grammar.
+    """
 
     sequences: list[Branch]
     keys: np.ndarray
     batch: DecodeBatch
+    constrained: frozenset[int] = frozenset()
+
+    @property
+    def matchers(self) -> list[Matcher]:
+        """Matchers of the constrained sequences, in the order of their masks."""
+        return [branch.matcher for branch in self.sequences if branch.matcher is not None]
 
 
 @dataclass(slots=True)
@@ -116,6 +126,12 @@ class KVStep:
         """Return whether it computes an iteration of a resident loop that counts."""
         decoding = self.launches[0].decoding if self.launches else None
         return decoding is not None and key not in self.dropped and key in decoding.keys
+
+    @property
+    def undecided(self) -> frozenset[int]:
+        """Keys of constrained loops whose id it draws: their next mask depends on it."""
+        decoding = self.launches[0].decoding if self.launches else None
+        return frozenset() if decoding is None else decoding.constrained - self.dropped
 
     def copy_to_host(
         self, ports: frozenset[str], streamed: frozenset[str], to_host: Callable[[Tensor], HostTransfer]

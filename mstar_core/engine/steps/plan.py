@@ -24,8 +24,9 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Sequences in resident loops, one token per step. The same object in every step until its membership changes.
 
     version: grows with each change; a runner keeps what it has uploaded for a version. slots: int64 [n]. sampling: of
-    each sequence; adjusts: whether one of them adjusts logits; scores:
-    whether one reports log-probabilities. reports: ports other than the id that the loops emit;
+    each sequence; adjusts: whether one of them adjusts logits; scores: whether one reports log-probabilities.
+    mask_rows: int32 [n], the place of each sequence among the constrained ones, -1 for one without a grammar; None if
+    no sequence has one. reports: ports other than the id that the loops emit;
     to_host: those copied to the host. adapters: int64 [n], rows of LoRA adapters, -1 for a sequence without one; None
     if no sequence has one.
     """
@@ -35,6 +36,7 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     sampling: tuple[SamplingParams, ...]
     adjusts: bool = False
     scores: bool = False
+    mask_rows: np.ndarray | None = None
     reports: frozenset[str] = frozenset()
     to_host: frozenset[str] = frozenset()
     adapters: np.ndarray | None = None
@@ -46,6 +48,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     lengths: int64 [n], tokens in the cache before. positions: int64 or float32 [n]. drawn: int64 [n], ids drawn
     before, which number the random numbers. items: int64 [n], the next item of each loop's stream; None without one.
     forced: int64 [n], known ids to take instead of those drawn, -1 for none; only of batches with scores.
+    masks: int32 [constrained, words], a bit for each id that a constrained sequence may draw; see DecodeBatch.
     """
 
     batch: DecodeBatch
@@ -54,6 +57,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     drawn: np.ndarray
     items: np.ndarray | None = None
     forced: np.ndarray | None = None
+    masks: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.batch.slots)
@@ -88,6 +92,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     is_ids: the pass consists of ids alone, which stay on the host until its step. is_replay: recomputes a cache.
     wants: ports whose values are returned. sampling: how an id is drawn from the last token, None: none is drawn;
     drawn: ids drawn before. forced: a known id to take instead, whose log-probability is reported; -1 for none.
+    mask: int32 [words], a bit for each id that may be drawn; None: all may.
     loop: None outside loops. adapter: row of its LoRA adapter, -1 without one.
     """
 
@@ -108,6 +113,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     sampling: SamplingParams | None = None
     drawn: int = 0
     forced: int = -1
+    mask: np.ndarray | None = None
     loop: LoopPlan | None = None
     adapter: int = -1
 

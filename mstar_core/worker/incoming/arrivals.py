@@ -136,7 +136,7 @@ def refs_of(message: Message) -> Iterator[TensorRef]:
             yield ref
         case CacheMoved():
             yield from (message.history, *message.pages, *message.values.values(), *message.held.values())
-            yield from (marks for marks in (message.seen, message.counts) if marks is not None)
+            yield from (marks for marks in (message.seen, message.counts, message.answer) if marks is not None)
         case _:
             pass
 

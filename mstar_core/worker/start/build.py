@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.constraints.matcher import Grammars
 from mstar_core.engine.attention.flashinfer import HEAD_DIMS
 from mstar_core.engine.cache.sizing import (
     PoolPlan,
@@ -47,6 +48,7 @@ from mstar_core.layers.lora import AdapterLimits
 from mstar_core.layers.transformer import adapt_layers
 from mstar_core.parallel.shards import local_kv_heads
 from mstar_core.plugin.model import Model, ModelContext
+from mstar_core.plugin.processor import ConstrainableProcessor
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
 from mstar_core.worker.start.compile_pass import TracedNode, compile_rank
@@ -56,6 +58,7 @@ from mstar_core.worker.state.walks import resident_loops
 if TYPE_CHECKING:
     from torch import nn
 
+    from mstar_core.constraints.vocabulary import TokenTable
     from mstar_core.engine.group.link import PlanSender
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.layers.lora import AdapterBank
@@ -401,6 +404,7 @@ def _kv_runner(
         graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
         prefix_cache=spec.kv_cache.prefix_cache,
         adapters=adapters,
+        grammars=grammars_of(spec, model, node, vocab),
     )
     return KVCacheEngine(
         node,
@@ -410,6 +414,26 @@ def _kv_runner(
         captures=captures,
         is_captured=device.type != "cuda",
     )
+
+
+def grammars_of(spec: DeploymentSpec, model: ModelSpec, node: NodeSpec, vocab: int) -> Grammars | None:
+    """Return the compiler of grammars for a text head; None for other nodes. It reads the vocabulary when needed."""
+    target = model.processor
+    if node.sampling is None or not node.sampling.is_text or target is None:
+        return None
+
+    def load() -> TokenTable:
+        processor = load_target(target)(Path(spec.folder) if spec.folder else None, spec.model_kwargs)
+        if not isinstance(processor, ConstrainableProcessor):
+            raise PluginError(
+                f"the processor of {model.name} has no vocabulary for grammars",
+                f"node {node.name} declares text",
+                "add token_table to the processor",
+                plugin=model.plugin,
+            )
+        return processor.token_table()
+
+    return Grammars(load, vocab)
 
 
 def pool_plans(

@@ -388,6 +388,7 @@ def sampling_params(sampling: Sampling | None, values: Mapping[str, Any], seed: 
     sent = {name: value for name in NAMES if (value := values.get(sampling.prefix + name)) is not None}
     if not sampling.is_text:
         sent.pop("logprobs", None)
+        sent.pop("constraint", None)
     return msgspec.convert({**sent, "seed": seed}, SamplingParams)
 
 

@@ -1,0 +1,181 @@
+"""Matchers of constrained sequences: which ids may follow those that a request has drawn.
+
+The scheduler of a text head owns one per sequence. Grammars are compiled on a thread, because a large one takes up to a
+second, and so does the trie of a large vocabulary at the first grammar.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+
+from mstar_core.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from mstar_core.constraints.vocabulary import TokenTable
+
+log = logging.getLogger(__name__)
+
+WORD_BITS: Final = 32
+"""Ids of one word of a mask."""
+
+MOST_GRAMMARS: Final = 64
+"""Compiled grammars that are kept: requests of one client tend to share theirs."""
+
+COMPILERS: Final = 2
+"""Threads that compile, so that one slow grammar does not delay all others."""
+
+SMALL_VOCABULARY: Final = 10_000
+"""Ids up to which the trie takes milliseconds, so that no node prepares it before a request needs it."""
+
+
+def mask_words(vocab: int) -> int:
+    """Return the words of a mask of so many ids."""
+    return -(-vocab // WORD_BITS)
+
+
+class Matcher:
+    """State of one constrained sequence. Owned by its branch.
+
+    ids: those that it has taken, from which another rank rebuilds it.
+    """
+
+    def __init__(self, machine: LLMatcher, ids: Sequence[int] = ()) -> None:
+        self.machine = machine
+        self.ids = list(ids)
+
+    def copy(self) -> Self:
+        """Return a matcher in the same state."""
+        return type(self)(self.machine.deep_copy(), self.ids)
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Go on past ids. Raises EngineError if the grammar forbids one of them."""
+        if not self.machine.consume_tokens(list(ids)):
+            raise self.failure()
+        self.ids += ids
+
+    def failure(self) -> EngineError:
+        """Return the error of a matcher that has failed."""
+        reason = self.machine.get_error().strip().splitlines() or ["the matcher gave no reason"]
+        return EngineError(
+            "the answer left the grammar of its request",
+            reason[0],
+            "ask again, or use a simpler grammar; the operator can report the grammar as a defect",
+        )
+
+
+class Grammar:
+    """A grammar of a request, which a thread compiles. Shared by the requests that have the same one."""
+
+    def __init__(self, compiled: Future[LLMatcher]) -> None:
+        self._compiled = compiled
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `matcher` does not wait."""
+        return self._compiled.done()
+
+    def matcher(self) -> Matcher:
+        """Return a matcher before the first id. Raises RequestError for a grammar that cannot be compiled."""
+        return Matcher(self._compiled.result().deep_copy())
+
+
+class Grammars:
+    """Compiles the grammars of one node. Used from the worker's thread.
+
+    load: returns the node's vocabulary; called once, on a thread. vocab: ids of the node's logits.
+    """
+
+    def __init__(self, load: Callable[[], TokenTable], vocab: int) -> None:
+        self.words = mask_words(vocab)
+        self._load = load
+        self._vocab = vocab
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._masking: LLExecutor | None = None
+        self._was_prepared = False
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    def compile(self, constraint: str) -> Grammar:
+        """Begin to compile a grammar, unless it is kept from an earlier request."""
+        compiled = self._kept.pop(constraint, None)
+        if compiled is None or (compiled.done() and compiled.exception() is not None):
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammars")
+            compiled = self._threads.submit(self._compile, constraint)
+        self._kept[constraint] = compiled
+        if len(self._kept) > MOST_GRAMMARS:
+            self._kept.popitem(last=False)
+        return Grammar(compiled)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` was called, or the trie is small enough to be made at the first grammar."""
+        return self._was_prepared or self._vocab <= SMALL_VOCABULARY
+
+    def prepare(self) -> None:
+        """Make the trie, which holds the interpreter lock. Called when the node is idle. A failure is logged."""
+        self._was_prepared = True
+        try:
+            self._prepared()
+        except Exception:  # isolation boundary: each request with a grammar fails by the same error
+            log.exception("the vocabulary of grammars cannot be read")
+
+    def advance(self, matchers: Sequence[Matcher], ids: Sequence[int]) -> list[int]:
+        """Let each matcher take one id. Returns the places of those that have failed."""
+        if len(matchers) == 1:
+            taken = [matchers[0].machine.consume_token(ids[0])]
+        else:
+            pairs = zip(matchers, ids, strict=True)
+            taken = self._executor.consume_token_par([(matcher.machine, drawn) for matcher, drawn in pairs])
+        for matcher, drawn in zip(matchers, ids, strict=True):
+            matcher.ids.append(drawn)
+        return [place for place, is_taken in enumerate(taken) if not is_taken]
+
+    def masks(self, matchers: Sequence[Matcher | None]) -> np.ndarray:
+        """Return the ids that may follow, one bit each: int32 [n, words]. None: every id may.
+
+        A matcher that has failed allows ids that end the answer; it reports its failure when it takes one.
+        """
+        masks = np.full((len(matchers), self.words), -1, dtype=np.int32)
+        chosen = [(matcher.machine, row) for row, matcher in enumerate(matchers) if matcher is not None]
+        if len(chosen) == 1:
+            machine, row = chosen[0]
+            machine.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+        elif chosen:
+            self._executor.unsafe_compute_mask_ptr(chosen, masks.ctypes.data, masks[0].nbytes, len(masks))
+        return masks
+
+    @property
+    def _executor(self) -> LLExecutor:
+        if self._masking is None:
+            self._masking = LLExecutor()
+        return self._masking
+
+    def _prepared(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._load().sized(self._vocab).tokenizer
+            return self._tokenizer
+
+    def _compile(self, constraint: str) -> LLMatcher:
+        machine = LLMatcher(self._prepared(), constraint, log_level=0)
+        if machine.is_error():
+            raise RequestError(
+                "the grammar of the answer cannot be compiled for this model",
+                machine.get_error().strip().splitlines()[0],
+                "simplify the schema or grammar",
+                code="unsupported_grammar",
+            )
+        machine.compute_bitmask()  # the first mask is the slowest; matchers of this grammar share what it computes
+        return machine

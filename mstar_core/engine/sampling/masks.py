@@ -1,0 +1,42 @@
+"""Masks of constrained sequences: ids that their grammars forbid get logits of minus infinity.
+
+A mask has one bit per id, in words of 32. Sequences without a grammar have no mask, and their logits are not touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.sampling.logit_subset import LogitSubset
+
+MASKS, MASK_ROWS = "masks", "mask_rows"
+"""Names of the masks (int32 [constrained, words]) and of their rows (int32 [n]) among the columns of a draw."""
+
+WORD_BITS: Final = 32
+
+
+def masked(logits: Tensor, masks: Tensor, rows: Tensor, subset: LogitSubset) -> Tensor:
+    """Set the logits of forbidden ids to minus infinity, in place. Returns the logits.
+
+    logits: [n, columns] of any float type. masks: int32 [constrained, words]. rows: int32 [n], the mask of each
+    sequence, -1 for one without.
+    """
+    if logits.is_cuda and not subset.are_some:
+        importlib.import_module("mstar_core.engine.sampling.mask_kernel").mask(logits, masks, rows)
+        return logits
+    return masked_plainly(logits, masks, rows, subset)
+
+
+def masked_plainly(logits: Tensor, masks: Tensor, rows: Tensor, subset: LogitSubset) -> Tensor:
+    """Do the same by plain operations of fixed shapes: the reference of the kernel, and its part for cut heads."""
+    bits = torch.arange(WORD_BITS, dtype=torch.int32, device=masks.device)
+    words = masks.index_select(0, rows.clamp(min=0))
+    allowed = ((words[:, :, None] >> bits) & 1).bool().flatten(1)
+    allowed = subset.select(allowed)[:, : logits.shape[1]]
+    return logits.masked_fill_(~(allowed | (rows < 0)[:, None]), float("-inf"))
