@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.outside.environment import ROOT
 from tests.outside.outcomes import Exclusion, Outcome, SuiteResult, judged, read_exclusions
 from tests.outside.servers import Servers
 from tests.outside.suites import Suite, suites
-from tests.outside.table import markdown, save, write_page
+from tests.outside.table import RESULTS, markdown, read_saved, save, write_page
 
 
 def main() -> int:
@@ -22,30 +23,31 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="suites whose name has this text")
     parser.add_argument("--server", action="append", default=[], metavar="MODEL", help="suites against this miniature")
     parser.add_argument("--write", action="store_true", help="write the table into docs/compatibility.md")
-    parser.add_argument("--save", type=Path, help="file for all outcomes as JSON")
+    parser.add_argument("--save", type=Path, default=RESULTS, help="file for all outcomes as JSON; others stay in it")
     options = parser.parse_args()
-    exclusions = read_exclusions()
+    exclusions, commit = read_exclusions(), _commit()
     results = []
     with Servers() as servers:
-        for suite in suites(servers):
+        known = suites(servers)
+        for suite in known:
             is_named = not options.only or any(text in suite.name for text in options.only)
             if is_named and (not options.server or suite.server in options.server):
-                results.append(_result(suite, servers, exclusions.get(suite.name, [])))
+                results.append(_result(suite, servers, exclusions.get(suite.name, []), commit))
+                save(results[-1:], options.save)
     print(markdown(results))
     if options.write:
-        write_page(results)
-    if options.save:
-        save(results, options.save, _commit())
+        saved = {(result.suite, result.server): result for result in read_saved(options.save)}
+        write_page([saved[key] for suite in known if (key := (suite.name, suite.server)) in saved])
     return 1 if any(result.failures for result in results) or not results else 0
 
 
-def _result(suite: Suite, servers: Servers, exclusions: Sequence[Exclusion]) -> SuiteResult:
+def _result(suite: Suite, servers: Servers, exclusions: Sequence[Exclusion], commit: str) -> SuiteResult:
     started = time.monotonic()
     try:
         outcomes = suite.run(servers.url(suite.server), servers.name(suite.server))
     except Exception as error:  # noqa: BLE001  isolation boundary: one suite
         outcomes = [Outcome("the suite itself", "failed", f"{type(error).__name__}: {error}"[:2000])]
-    result = judged(suite.name, suite.version, suite.server, outcomes, exclusions)
+    result = replace(judged(suite.name, suite.version, suite.server, outcomes, exclusions), commit=commit)
     print(f"{suite.name} against {suite.server}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     for failure in result.failures:
         print(f"  FAILED {failure.test}: {failure.message}", file=sys.stderr)

@@ -36,7 +36,10 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """Result of one suite. version: of the program that no one here wrote. stale: exclusions that nothing needs."""
+    """Result of one suite. version: of the program that no one here wrote. stale: exclusions that nothing needs.
+
+    commit: of this project.
+    """
 
     suite: str
     version: str
@@ -44,6 +47,7 @@ class SuiteResult:
     outcomes: tuple[Outcome, ...]
     reasons: tuple[tuple[str, int], ...]
     stale: tuple[str, ...]
+    commit: str = ""
 
     def count(self, verdict: Verdict) -> int:
         return sum(outcome.verdict == verdict for outcome in self.outcomes)

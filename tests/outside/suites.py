@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.outside.environment import FOLDER, Environment, node_environment, python_environment, source_of, wheel_of
+from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
 from tests.outside.runs import junit_outcomes, program_outcomes, pytest_outcomes
 from tests.outside.servers import Servers
@@ -56,6 +57,8 @@ def suites(servers: Servers) -> list[Suite]:
             Suite("openai (JavaScript)", OPENAI_NODE, model, _node(kinds, voice))
             for model, kinds, voice in CLIENT_CASES
         ),
+        Suite("guidellm", GUIDELLM, TEXT, compared(guidellm)),
+        Suite("aiperf", AIPERF, TEXT, compared(aiperf)),
         Suite("openpi-client", OPENPI, PI05, _openpi),
         *(
             Suite("vllm-omni's audio_continuity", OMNI, model, _continuity(voice, text))

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.outside.environment import ROOT
+import msgspec
+
+from tests.outside.environment import FOLDER, ROOT
 from tests.outside.outcomes import SuiteResult
 
 PAGE = ROOT / "docs" / "compatibility.md"
+RESULTS = FOLDER / "outside.json"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
@@ -40,11 +43,17 @@ def write_page(results: Sequence[SuiteResult]) -> None:
     )
 
 
-def save(results: Sequence[SuiteResult], path: Path, commit: str) -> None:
-    """Write all outcomes as JSON, with the environment."""
-    machine = {"python": platform.python_version(), "machine": platform.machine(), "commit": commit}
+def save(results: Sequence[SuiteResult], path: Path) -> None:
+    """Write outcomes as JSON, with the environment. Results of other suites in the file stay."""
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    kept = {(result.suite, result.server): result for result in [*read_saved(path), *results]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"environment": machine, "suites": [asdict(result) for result in results]}, indent=1) + "\n",
-        encoding="utf-8",
-    )
+    suites = [asdict(result) for result in kept.values()]
+    path.write_text(json.dumps({"environment": machine, "suites": suites}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_saved(path: Path) -> list[SuiteResult]:
+    """Return the results in a file that `save` wrote; none if it does not exist."""
+    if not path.is_file():
+        return []
+    return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["suites"], list[SuiteResult])
