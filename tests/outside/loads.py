@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.outside.environment import FOLDER, ROOT, python_environment
+from tests.outside.environment import ROOT, python_environment
 from tests.outside.outcomes import Outcome
+from tests.outside.servers import tiny_folder
 
 GUIDELLM, AIPERF = "0.8.1", "0.13.0"
-REQUESTS: Final = 60
+REQUESTS: Final = 40
 CLIENTS: Final = 2
-TOKENS: Final = 128
+TOKENS: Final = 64
 TOLERANCE: Final = 0.1
 """Largest difference from `mstarctl bench`, which runs before and after: its two runs span what is accepted."""
 
@@ -55,12 +56,12 @@ def compared(measure: Measure) -> Callable[[str, str], list[Outcome]]:
     """Return a suite that runs a load test between two runs of `mstarctl bench` against the same server."""
 
     def run(url: str, name: str) -> list[Outcome]:
-        tokenizer = tokenizer_of_tiny()
+        tokenizer = tiny_folder()
         with tempfile.TemporaryDirectory() as scratch:
             folders = [Path(scratch) / part for part in ("warm", "before", "other", "after")]
             for folder in folders:
                 folder.mkdir()
-            bench(url, name, tokenizer, folders[0])
+            bench(url, name, tokenizer, folders[0])  # the first requests of a deployment are slower
             before = bench(url, name, tokenizer, folders[1])
             other = measure(url, name, tokenizer, folders[2])
             after = bench(url, name, tokenizer, folders[3])
@@ -173,14 +174,6 @@ def aiperf(url: str, name: str, tokenizer: Path, folder: Path) -> Figures:
         token_ms=result["inter_token_latency"]["p50"],
         first_ms=result["time_to_first_token"]["p50"],
     )
-
-
-def tokenizer_of_tiny() -> Path:
-    """Return a folder with the tokenizer of `llm:tiny`, which the programs load to count tokens."""
-    folder = FOLDER / "tokenizer"
-    code = "import sys, pathlib; from mstar_llm.sources.tiny import write_tiny; write_tiny(pathlib.Path(sys.argv[1]))"
-    _run([sys.executable, "-c", code, str(folder)], ROOT)
-    return folder
 
 
 def _run(command: Sequence[str], folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,7 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.outside.environment import FOLDER, ROOT
+
+EMBEDDING = "llm (embedding)"
+"""A checkpoint of `llm:tiny` in the layout of embedding models."""
 
 
 class Servers:
@@ -31,7 +35,10 @@ class Servers:
         shutil.rmtree(self._runtime, ignore_errors=True)
 
     def url(self, model: str) -> str:
-        """Return the address of a deployment of `model`, such as `orpheus:mini`, that answers to every model name."""
+        """Return the address of a deployment of `model`, such as `orpheus:mini`, that answers to every model name.
+
+        model: may be EMBEDDING too.
+        """
         if model not in self._ports:
             self._start(model)
         return f"http://127.0.0.1:{self._ports[model]}"
@@ -56,11 +63,26 @@ class Servers:
         return done.stdout
 
     def _start(self, model: str) -> None:
-        name, port = "outside-" + model.replace(":", "-").replace("_", "-"), _free_port()
+        name, port = "outside-" + re.sub("[^a-z0-9]+", "-", model).strip("-"), _free_port()
         print(f"starting {model}", file=sys.stderr)
         options = ("--device", "cpu", "--port", str(port), "--name", name, "--alias", "*", "--detach")
-        self.command("up", model, *options, check=True)
+        weights = ("llm", "--weights", str(embedding_folder())) if model == EMBEDDING else (model,)
+        self.command("up", *weights, *options, check=True)
         self._ports[model], self._names[model] = port, name
+
+
+def tiny_folder() -> Path:
+    """Return a folder with the checkpoint `llm:tiny`."""
+    code = "import sys, pathlib; from mstar_llm.sources.tiny import write_tiny; write_tiny(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(FOLDER / "tiny")], cwd=ROOT, check=True)
+    return FOLDER / "tiny"
+
+
+def embedding_folder() -> Path:
+    """Return a folder with the weights of `llm:tiny` as an embedding model."""
+    folder = shutil.copytree(tiny_folder(), FOLDER / "embedding", dirs_exist_ok=True)
+    (folder / "modules.json").write_text("[]\n")
+    return folder
 
 
 def _free_port() -> int:

@@ -15,7 +15,7 @@ from tests.outside.environment import FOLDER, Environment, node_environment, pyt
 from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
 from tests.outside.runs import junit_outcomes, program_outcomes, pytest_outcomes
-from tests.outside.servers import Servers
+from tests.outside.servers import EMBEDDING, Servers
 
 PROGRAMS = Path(__file__).with_name("programs")
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
@@ -46,7 +46,8 @@ class Suite:
 def suites(servers: Servers) -> list[Suite]:
     """Return all suites. `run` takes the address and the name of the deployment."""
     return [
-        _openai("models, completions, chat, embeddings, responses", TEXT, OPENAI_TEXT_TESTS),
+        _openai("models, completions, chat, responses", TEXT, OPENAI_TEXT_TESTS),
+        _openai("embeddings", EMBEDDING, ("tests/api_resources/test_embeddings.py",)),
         _openai("images", BAGEL, ("tests/api_resources/test_images.py",)),
         _openai("speech, transcription", OMNI_MODEL, OPENAI_AUDIO_TESTS),
         *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis) for model in MODELS),
@@ -73,7 +74,7 @@ def suites(servers: Servers) -> list[Suite]:
 MODELS = (TEXT, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2)
 OPENAI_TEXT_TESTS = tuple(
     f"tests/api_resources/{name}.py"
-    for name in ("test_models", "test_completions", "chat/test_completions", "test_embeddings", "test_responses")
+    for name in ("test_models", "test_completions", "chat/test_completions", "test_responses")
 )
 OPENAI_AUDIO_TESTS = tuple(f"tests/api_resources/audio/{name}.py" for name in ("test_speech", "test_transcriptions"))
 CLIENT_CASES = (
