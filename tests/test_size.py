@@ -37,3 +37,9 @@ def test_trained_weights_stay_small(sizes: dict[Path, int]) -> None:
     found = {path: size for path, size in sizes.items() if is_miniature(path)}
     assert found
     assert sum(found.values()) <= WEIGHTS
+
+
+def test_the_plugin_of_language_models_stays_short() -> None:
+    """It is the plugin that a newcomer reads first."""
+    paths = (ROOT / "plugins" / "mstar-llm" / "src").rglob("*.py")
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= 1200
