@@ -59,7 +59,8 @@ class Matcher:
 
     def take(self, ids: Sequence[int]) -> None:
         """Go on past ids. Raises EngineError if the grammar forbids one of them."""
-        if not self.machine.consume_tokens(list(ids)):
+        # One by one: `consume_tokens` refuses an end id after the last text, which `consume_token` takes.
+        if not all(self.machine.consume_token(drawn) for drawn in ids):
             raise self.failure()
         self.ids += ids
 

@@ -24,6 +24,7 @@ assert len(TABLE) == VOCAB
 
 OBJECT = 'start: "{\\"a\\":" LIST "}"\nLIST: /\\[[1-9][0-9]{0,2}(,[1-9][0-9]{0,2}){2,6}\\]/'
 WORD = "start: /[a-d]{4,20}/"
+LONG = "start: /[a-d]{30,40}/"
 EITHER = 'start: "true" | "false"'
 GRAMMARS = (OBJECT, WORD, EITHER)
 
@@ -31,7 +32,7 @@ GRAMMARS = (OBJECT, WORD, EITHER)
 def grammars() -> Grammars:
     """A compiler with all grammars of the tests ready, so that no request waits."""
     made = Grammars(lambda: TABLE, VOCAB)
-    for constraint in GRAMMARS:
+    for constraint in (*GRAMMARS, LONG):
         made.compile(constraint).matcher()
     return made
 

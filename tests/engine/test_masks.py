@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.constraints.matcher import mask_words
-from mstar_core.engine.base import Handle
+from mstar_core.constraints.matcher import SMALL_VOCABULARY, Grammars, mask_words
+from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.sampling.masks import masked_plainly
 from mstar_core.errors import EngineError
@@ -20,6 +20,7 @@ from tests.engine.constrained import (
     EITHER,
     END,
     GRAMMARS,
+    LONG,
     OBJECT,
     TABLE,
     WORD,
@@ -31,7 +32,7 @@ from tests.engine.constrained import (
     text_of,
 )
 from tests.engine.test_kv_moves import bring, export
-from tests.engine.test_sampler_adjustments import captured, misses
+from tests.engine.test_sampler_adjustments import Operations, captured, misses
 from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, make_engine, prompt
 
 GRAPHS = [CaptureSizes(), CaptureSizes(decode=(1, 8), prefill=(16, 64))]
@@ -170,6 +171,17 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone() -> None:
     assert driver.done and all(done.job.handle == 1 for done in driver.done.values())
 
 
+def test_an_idle_engine_without_requests_prepares_a_large_vocabulary() -> None:
+    grammars = Grammars(lambda: TABLE, SMALL_VOCABULARY + 1)
+    driver = Driver(make_engine(grammars=grammars))
+    driver.open(0)
+    driver.engine.idle()
+    assert not grammars.is_prepared, "a request would wait for it"
+    driver.engine.close(Handle(0))
+    driver.engine.idle()
+    assert grammars.is_prepared and len(TABLE) < SMALL_VOCABULARY
+
+
 def test_jobs_wait_for_their_grammar_while_others_run() -> None:
     from concurrent.futures import Future
 
@@ -281,6 +293,25 @@ def test_a_resumed_answer_goes_on_as_if_its_known_ids_had_been_drawn(logprobs: i
     assert ids[:3] == other and obeys(OBJECT, ids, is_whole=ids[-1] == END), "the known ids decide, not a draw"
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_each_candidate_has_a_state_of_its_own(lookahead: int) -> None:
+    """Candidates run a loop pass by pass, whose next mask needs the id of the pass before."""
+    assert LM.kv is not None
+    spec = replace(LM, kv=replace(LM.kv, rows=3))
+    engine = constrained_engine(spec=spec, max_slots=20, lookahead=lookahead)
+    driver = Driver(engine, lookahead)
+    driver.open(0, held(LONG, 3, temperature=1.5))
+    first = driver.prefill(0, prompt(2, 6))
+    loop = LoopSpec(max_iters=3, carry={"token": "token"}, emit=("token",), fused=True)
+    key = driver.submit(0, loop=loop, outputs=("token",), rows=3)
+    driver.run()
+    assert not driver.failed, driver.failed
+    drawn = torch.stack([item.outputs["token"].reshape(-1) for item in driver.emissions[key]]).T.tolist()
+    begun = int(driver.done[first].outputs["token"])
+    assert len({tuple(each) for each in drawn}) > 1
+    assert all(obeys(LONG, [begun, *each], is_whole=False) for each in drawn)
+
+
 # -- the arithmetic --------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +349,52 @@ def test_masks_of_a_cut_head_follow_its_columns() -> None:
     assert found == [([t, END], "stop")]
 
 
-def test_batches_of_a_node_without_constrained_requests_run_as_before() -> None:
+# -- captured steps --------------------------------------------------------------------------------------------------
+
+
+def test_variants_are_captured_on_demand_and_serve_the_whole_batch() -> None:
     engine = constrained_engine(graphs=GRAPHS[1], prefix_cache=False)
+    graphs = engine._runner.graphs
+    assert graphs is not None and graphs.decode is not None
     answers(PLAIN, engine)
-    assert misses(engine) == (0, 0)
+    captured(engine)
+    assert misses(engine) == (0, 0) and not any(kind.masks for kind in graphs.passes.kinds)
+    variants = {variant for variant, buckets in graphs.decode.variants.items() if buckets}
+    assert variants == {(False, False)}
+    adjusted = held(WORD, 3, frequency_penalty=0.5)
+    batch = [*PLAIN, *HELD[:2], (prompt(9, 4), STEPS, adjusted)]
+    for _ in range(3):
+        wanted = answers(batch, engine)
+        captured(engine)
+    before = misses(engine)
+    assert before > (0, 0) and graphs.decode.variants[True, True].sizes and graphs.decode.variants[False, True].sizes
+    assert answers(batch, engine) == wanted
+    assert misses(engine) == before
+
+
+def test_a_batch_beyond_the_largest_bucket_is_divided_with_its_masks() -> None:
+    requests = [*HELD, *PLAIN]
+    wanted = [answers([request], constrained_engine())[0] for request in requests]
+    engine = constrained_engine(graphs=CaptureSizes(decode=(2, 4)), prefix_cache=False)
+    for _ in range(2):
+        assert answers(requests, engine) == wanted
+        captured(engine)
+
+
+def test_the_default_decode_step_has_no_operation_of_masks() -> None:
+    engine = constrained_engine(graphs=(8,))
+    decode = engine._runner.graphs.decode  # type: ignore[union-attr]
+    assert decode is not None
+    recorded = []
+    for request in (PLAIN[0], HELD[0]):
+        answers([request], engine)
+        captured(engine)
+        with torch.inference_mode():
+            decode.buckets[(8,)].park()
+            with Operations() as operations:
+                decode.buckets[(8,)].forward()
+        recorded.append(operations.found)
+    assert recorded[0] == recorded[1] and not any("shift" in name for name in recorded[0])
+    with Operations() as operations, torch.inference_mode():
+        decode.variants[False, True][(8,)].forward()
+    assert any("shift" in name for name in operations.found)

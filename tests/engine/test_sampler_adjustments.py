@@ -107,13 +107,13 @@ def test_variants_are_captured_on_demand_and_serve_the_whole_batch() -> None:
     generate([(prompt(1, 4), 5, PLAIN)], engine=engine)
     captured(engine)
     assert not any(kind.adjusts for kind in graphs.passes.kinds)
-    assert not graphs.decode.adjusting and misses(engine) == (0, 0)
+    assert not graphs.decode.variants[True, False] and misses(engine) == (0, 0)
     batch = [(prompt(seed, 4), 5, each) for seed, each in enumerate((BIASED, PLAIN, PENALISED))]
     for _ in range(3):
         generate(batch, engine=engine)
         captured(engine)
     before = misses(engine)
-    assert before > (0, 0) and graphs.decode.adjusting.sizes == [(8,)]
+    assert before > (0, 0) and graphs.decode.variants[True, False].sizes == [(8,)]
     generate(batch, engine=engine)
     assert misses(engine) == before
 
@@ -147,7 +147,7 @@ def test_the_default_decode_step_has_no_operation_of_adjustments() -> None:
         recorded.append(operations.found)
     assert recorded[0] == recorded[1]
     assert not any("scatter_add" in name or "index_add" in name for name in recorded[0])
-    variant = decode.adjusting[(8,)]
+    variant = decode.variants[True, False][(8,)]
     with Operations() as operations, torch.inference_mode():
         variant.forward()
     names = " ".join(operations.found)

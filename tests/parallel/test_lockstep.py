@@ -18,6 +18,7 @@ from mstar_core.engine.kv import leader
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.worker.start.build import local_node
+from tests.engine.constrained import OBJECT, WORD, answers, constrained_engine, grammars, held
 from tests.engine.test_passes_loops import FLOWING, captured, flows
 from tests.engine.tiny_engine import LM, Driver, TinyLM, generate, make_engine, prompt
 from tests.parallel.two_ranks import FollowerThread, Meeting, led, linked, shards
@@ -104,6 +105,26 @@ def test_adjusted_logits_give_the_ids_of_one_rank_before_and_after_the_capture_o
         misses = engine.counters()["graph_misses"]
         assert generate(requests, engine=engine) == wanted and engine.counters()["graph_misses"] == misses
     assert follower.kinds.count("Capture") == 4
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_constrained_requests_get_the_ids_of_one_rank_before_and_after_the_capture_of_their_variant(
+    lookahead: int,
+) -> None:
+    """Followers have no grammar: the masks come with the plans. Two decode batches alternate, and each is sent once."""
+    requests = [*((ids, 20, sampling) for ids, _, sampling in REQUESTS[:2]), (prompt(6, 5), 20, held(WORD, 3))]
+    requests.append((prompt(7, 9), 20, held(OBJECT, 4, frequency_penalty=0.5)))
+    wanted = answers(requests, constrained_engine(**FEW))
+    changes: dict[str, Any] = {"graphs": CaptureSizes(decode=(4,), prefill=(16,)), "prefix_cache": False, **FEW}
+    with pair(lookahead=lookahead, grammars=grammars(), max_slots=32, **changes) as (engine, follower):
+        engine.capture()
+        for _ in range(3):
+            assert answers(requests, engine, lookahead) == wanted
+            while engine.idle():
+                pass
+        misses = engine.counters()["graph_misses"]
+        assert answers(requests, engine, lookahead) == wanted and engine.counters()["graph_misses"] == misses
+    assert follower.engines["LM"].counters()["graph_hits"] == engine.counters()["graph_hits"] > 0
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

@@ -17,9 +17,11 @@ from mstar_core.engine.attention.staging import Staging
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import NO_ADAPTER
 from mstar_core.engine.cuda_graphs.cache import StaticStep, up_to
-from mstar_core.engine.cuda_graphs.kinds import decode_kind
+from mstar_core.engine.cuda_graphs.kinds import decode_kind, variant_text
 from mstar_core.engine.cuda_graphs.ragged import DRAWN
 from mstar_core.engine.sampling.columns import columns, fields, states
+from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS, padded_rows
+from mstar_core.engine.sampling.masks import fields as mask_fields
 from mstar_core.engine.steps.adapters import adapter_fields, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache
+    from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
 
@@ -38,9 +40,12 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class DecodeStep(StaticStep[dict[str, "Tensor"]]):
-    """One decode step of up to `count` sequences. adjusts: the variant that adjusts logits before the draw."""
+    """One decode step of up to `count` sequences.
 
-    def __init__(self, steps: DecodeSteps, count: int, *, adjusts: bool = False) -> None:
+    adjusts: the variant that adjusts logits before the draw. masks: the variant that draws by masks.
+    """
+
+    def __init__(self, steps: DecodeSteps, count: int, *, adjusts: bool = False, masks: bool = False) -> None:
         self._steps = steps
         self._count = count
         self._adjusts = adjusts
@@ -49,6 +54,10 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         if adjusts:
             slots.counts()  # a capture must not allocate them
         parameters = {"slots": (torch.int64, count), **fields(count, adjusting=adjusts)}
+        self._masks: Staging | None = None
+        if masks:
+            parameters[MASK_ROWS] = (torch.int32, count)
+            self._masks = Staging(mask_fields(count, slots.vocab), node.device)
         self._parameters = Staging({**adapter_fields(node.adapters, count), **parameters}, node.device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.pages, causal=True)
         beside = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
@@ -71,6 +80,8 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         """Fill the buffers for a step; sampling parameters only if the batch's membership changed."""
         if self._batch is not plan.batch:
             self._load_parameters(plan.batch)
+        if self._masks is not None and plan.masks is not None:
+            self._masks.put({MASKS: plan.masks})
         loop_values = self._steps.values
         values = {"positions": plan.positions, "chance": rng.uniform_host(self._states, plan.drawn)}
         if loop_values is not None:
@@ -82,6 +93,8 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         slots = np.full(self._count, self._steps.node.slots.spare, dtype=np.int64)
         slots[: len(batch.slots)] = batch.slots
         values = {"slots": slots, **columns(batch.sampling, self._count, adjusting=self._adjusts)}
+        if self._masks is not None:
+            values |= padded_rows(batch.mask_rows, self._count)
         if self._steps.node.adapters is not None:
             values |= adapter_values(batch.adapters)
         self._parameters.put(values)
@@ -109,13 +122,16 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     def draw(self, logits: Tensor) -> Tensor:
         """Draw ids from logits [count, columns] at this step's points: int64 [count]."""
         values = self._parameters.device
+        if self._masks is not None:
+            values = {**values, MASKS: self._masks.device[MASKS].view(self._count, -1)}
         return self._steps.node.draws.draw(logits, values, self.buffers.device["chance"], values["slots"])
 
 
 class DecodeSteps:
     """The captured decode steps of one node. Owned by its `NodeGraphs`.
 
-    adjusting: variants that adjust logits, captured on demand. A batch runs one if a sequence of it needs it.
+    variants: by whether they adjust logits and whether they mask ids; buckets: those of the default step. The others
+    are captured on demand, and a batch runs one if a sequence of it needs it.
     """
 
     def __init__(
@@ -126,20 +142,24 @@ class DecodeSteps:
         self.values = values
         self.id_port = id_port
         self.counts = cache.counts
-        self.buckets = cache.buckets(
-            lambda size: DecodeStep(self, size[0]),
-            lambda size: f"decode graph of {size[0]} sequences",
-            lambda size: (1, -size[0]),
-            decode_kind(node.slots.position_dtype),
-        )
-        self.adjusting = cache.buckets(
-            lambda size: DecodeStep(self, size[0], adjusts=True),
-            lambda size: f"decode graph of {size[0]} sequences that adjusts logits",
-            lambda size: (1, -size[0]),
-            decode_kind(node.slots.position_dtype, adjusts=True),
-        )
+        self.variants = {
+            (adjusts, masks): self._variant(cache, adjusts=adjusts, masks=masks)
+            for adjusts in (False, True)
+            for masks in (False, True)
+        }
+        self.buckets = self.variants[False, False]
         self._stop_ids = node.slots.stop_ids
         self._parts: tuple[DecodeBatch | None, list[DecodeBatch]] = (None, [])
+
+    def _variant(self, cache: GraphCache, *, adjusts: bool, masks: bool) -> StepBuckets[DecodeStep]:
+        """Make the buckets of a variant, of which there are none yet."""
+        does = variant_text(adjusts=adjusts, masks=masks)
+        return cache.buckets(
+            lambda size: DecodeStep(self, size[0], adjusts=adjusts, masks=masks),
+            lambda size: f"decode graph of {size[0]} sequences{does}",
+            lambda size: (1, -size[0]),
+            decode_kind(self.node.slots.position_dtype, adjusts=adjusts, masks=masks),
+        )
 
     @property
     def sizes(self) -> list[int]:
@@ -158,23 +178,23 @@ class DecodeSteps:
         """
         if self._stop_ids is not self.node.slots.stop_ids:  # they moved to a wider array
             self._stop_ids = self.node.slots.stop_ids
-            self.buckets.rebuild()
-            self.adjusting.rebuild()
-        largest = None if plan.batch.scores or plan.masks is not None else self.buckets.largest
+            for variant in self.variants.values():
+                variant.rebuild()
+        largest = None if plan.batch.scores else self.buckets.largest
         parts = [] if largest is None else [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
-        if plan.batch.adjusts and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
+        if any(plan.variant) and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
             parts = []
         self.counts.misses += len(parts) != 1
         return parts
 
     def _has_bucket(self, plan: DecodePlan) -> bool:
         """Return whether a part of a batch has a bucket. A variant that is missing is requested."""
-        if plan.batch.adjusts:
-            self.adjusting.request(next(size for size in self.buckets.sizes if size[0] >= len(plan)))
+        if any(plan.variant):
+            self.variants[plan.variant].request(next(size for size in self.buckets.sizes if size[0] >= len(plan)))
         return self._bucket(plan) is not None
 
     def _bucket(self, plan: DecodePlan) -> DecodeStep | None:
-        return (self.adjusting if plan.batch.adjusts else self.buckets).smallest(len(plan))
+        return self.variants[plan.variant].smallest(len(plan))
 
     def run(self, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one step. tables: see StepPlan.

@@ -83,8 +83,8 @@ class StepKind:
     """Static properties that the passes of one graph share.
 
     item_tokens: tokens of each batch item, 0 if any number. samples: an id is drawn for each pass; adjusts: after its
-    logits are adjusted. carry: output ->
-    input keyword, from one iteration to the next. is_append_only: only the appended keys and values are used.
+    logits are adjusted; masks: among the ids that its mask allows. carry: output -> input keyword, from one
+    iteration to the next. is_append_only: only the appended keys and values are used.
     """
 
     family: StepFamily
@@ -94,6 +94,7 @@ class StepKind:
     writes: bool = True
     samples: bool = False
     adjusts: bool = False
+    masks: bool = False
     item_tokens: int = 0
     iterations: int = 1
     carry: tuple[tuple[str, str], ...] = ()
@@ -124,7 +125,7 @@ class StepKind:
         return (self.positions, *self.ports)
 
     def __str__(self) -> str:
-        adjusting = " that adjusts logits" if self.adjusts else ""
+        adjusting = variant_text(adjusts=self.adjusts, masks=self.masks)
         names = ", ".join(port.name for port in self.ports)
         match self.family:
             case StepFamily.LOOP:
@@ -136,6 +137,12 @@ class StepKind:
                 return f"prefill{adjusting}"
             case _:
                 return f"{self.family.name.lower()}{adjusting}"
+
+
+def variant_text(*, adjusts: bool, masks: bool) -> str:
+    """Return what a variant of a step does to logits, in words; empty for the default step."""
+    does = [text for text, is_on in (("adjusts logits", adjusts), ("masks ids", masks)) if is_on]
+    return f" that {' and '.join(does)}" if does else ""
 
 
 # -- the kind of a pass -----------------------------------------------------------------------------------------------
@@ -150,21 +157,36 @@ def prompt_of_ids(planned: PassPlan, positions: torch.dtype) -> StepKind | None:
     if not planned.attend.write or planned.wants or is_loop:
         return None
     (name,) = planned.ports
-    return ids_kind(name, positions, adjusts=planned.adjusts)
+    return ids_kind(name, positions, adjusts=planned.adjusts, masks=planned.mask is not None)
 
 
-def ids_kind(name: str, positions: torch.dtype, *, adjusts: bool = False) -> StepKind:
+def ids_kind(name: str, positions: torch.dtype, *, adjusts: bool = False, masks: bool = False) -> StepKind:
     """Return the kind of prompts of ids under a port."""
     ids = PortForm(name, torch.int64, 0, (), is_staged=True)
     place = PortForm(POSITIONS, positions, 0, (), is_staged=True)
-    return StepKind(family=StepFamily.IDS, ports=(ids,), positions=place, causal=True, samples=True, adjusts=adjusts)
+    return StepKind(
+        family=StepFamily.IDS,
+        ports=(ids,),
+        positions=place,
+        causal=True,
+        samples=True,
+        adjusts=adjusts,
+        masks=masks,
+    )
 
 
-def decode_kind(positions: torch.dtype, *, adjusts: bool = False) -> StepKind:
+def decode_kind(positions: torch.dtype, *, adjusts: bool = False, masks: bool = False) -> StepKind:
     """Return the kind of decode steps."""
     place = PortForm(POSITIONS, positions, 0, (), is_staged=True)
     return StepKind(
-        family=StepFamily.DECODE, ports=(), positions=place, causal=True, samples=True, adjusts=adjusts, item_tokens=1
+        family=StepFamily.DECODE,
+        ports=(),
+        positions=place,
+        causal=True,
+        samples=True,
+        adjusts=adjusts,
+        masks=masks,
+        item_tokens=1,
     )
 
 
@@ -189,6 +211,7 @@ def prompt(planned: PassPlan, *, samples: bool) -> StepKind | None:
         causal=True,
         samples=samples,
         adjusts=planned.adjusts,
+        masks=planned.mask is not None,
         item_tokens=item_tokens,
     )
 

@@ -113,7 +113,7 @@ class NodeGraphs:
         if kind.family is not StepFamily.DECODE:
             return self.passes.buckets_of(kind)
         assert self.decode is not None
-        return self.decode.adjusting if kind.adjusts else self.decode.buckets
+        return self.decode.variants[kind.adjusts, kind.masks]
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.steps.plan import PassPlan, StepPlan
     from mstar_core.graph.declare.nodes import NodeSpec
 
-MOST_KINDS: Final = {StepFamily.IDS: 2, StepFamily.LOOP: 16, StepFamily.PREFIX: 2, StepFamily.PROMPT: 8}
+MOST_KINDS: Final = {StepFamily.IDS: 4, StepFamily.LOOP: 16, StepFamily.PREFIX: 2, StepFamily.PROMPT: 8}
 """Kinds that a node captures; later ones run uncaptured and count as misses."""
 
 MOST_SIGNATURES: Final = 1024
@@ -210,7 +210,7 @@ class CapturedPasses:
             step = self._step_ahead(kind, [passes[index] for index in members])
             if step is not None:
                 return [_replay(step, plan, members)], []
-        if kind.family is StepFamily.IDS and kind.adjusts:
+        if kind.family is StepFamily.IDS and (kind.adjusts or kind.masks):
             self._request(entry, [passes[index] for index in members])
         replays = []
         while members:
@@ -274,7 +274,7 @@ class CapturedPasses:
 
     def _kind(self, planned: PassPlan) -> StepKind | None:
         """Return the kind of a pass that may have buckets, None for any other."""
-        if planned.mask is not None or (planned.sampling is not None and planned.sampling.logprobs is not None):
+        if planned.sampling is not None and planned.sampling.logprobs is not None:
             return None  # captured draws give ids alone
         kind: StepKind | None = None
         if self._ids is not None and (kind := kinds.prompt_of_ids(planned, self._node.slots.position_dtype)):
@@ -302,7 +302,8 @@ class CapturedPasses:
             planned.iterations,
             (attend.mask, attend.write, attend.positions),
             (planned.is_replay, planned.is_whole, bool(planned.cached), planned.loop is None),
-            (bool(planned.wants), planned.sampling is None, planned.adjusts, isinstance(planned.position, float)),
+            (bool(planned.wants), planned.sampling is None, planned.adjusts, planned.mask is None),
+            isinstance(planned.position, float),
             None if given is None else (given.dtype, given.dim()),
         )
 

@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.staging import host_array, port_field
+from mstar_core.engine.attention.staging import Staging, host_array, port_field
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.kinds import MOST_ITERATIONS, POSITIONS, STEP_PORT, PortForm, StepKind
 from mstar_core.engine.sampling.columns import columns, states
 from mstar_core.engine.sampling.columns import fields as column_fields
+from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS, padded_rows
+from mstar_core.engine.sampling.masks import fields as mask_fields
 from mstar_core.engine.steps.adapters import adapter_fields, adapter_rows, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionShape
 from mstar_core.engine.steps.packed import host_positions, metadata_of
@@ -112,6 +114,10 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
                 node.slots.counts()  # a capture must not allocate them
             fields |= {"ends": (torch.int64, size.items), "chance": (torch.float64, size.items)}
             fields |= {"slots": (torch.int64, size.items), **column_fields(size.items, adjusting=kind.adjusts)}
+        self._masks: Staging | None = None
+        if kind.masks:
+            fields[MASK_ROWS] = (torch.int32, size.items)
+            self._masks = Staging(mask_fields(size.items, node.slots.vocab), node.device)
         self.buffers = AttentionBuffers(node.attention.static(_shape(kind, size)), node.device, fields)
         values = self.buffers.device
         self._inputs = {
@@ -182,6 +188,12 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         params = [planned.sampling or GREEDY for planned in passes]
         drawn = np.array([planned.drawn for planned in passes], dtype=np.int64)
         values = columns(params, self.size.items, adjusting=self.kind.adjusts)
+        if self._masks is not None:
+            masks = [planned.mask for planned in passes if planned.mask is not None]
+            assert len(masks) == len(passes), "all passes of a masking step have masks"
+            values |= padded_rows(np.arange(len(masks), dtype=np.int32), self.size.items)
+            if masks:
+                self._masks.put({MASKS: np.concatenate(masks)})
         return {**values, "slots": slots, "ends": starts[1:] - 1, "chance": rng.uniform_host(states(params), drawn)}
 
     # -- the captured part -------------------------------------------------------------------------------------------
@@ -219,7 +231,10 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         """Draw an id after each pass, and note it in the slots: int64 [items]."""
         values, sampler = self.buffers.device, self._node.draws
         logits = self._node.module.head(hidden.index_select(0, values["ends"]))
-        ids = sampler.draw(logits, values, values["chance"], values["slots"])
+        columns = values
+        if self._masks is not None:
+            columns = {**values, MASKS: self._masks.device[MASKS].view(self.size.items, -1)}
+        ids = sampler.draw(logits, columns, values["chance"], values["slots"])
         return sampler.store(values, values["slots"], ids)
 
 

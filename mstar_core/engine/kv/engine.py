@@ -223,10 +223,11 @@ class KVCacheEngine(NodeRunner):
         return self._scheduler.commit(running)
 
     def idle(self) -> bool:
-        """See NodeRunner: prepares the vocabulary of grammars, then captures the next queued bucket."""
+        """See NodeRunner: captures the next queued bucket. Without requests, also prepares the grammars' vocabulary."""
         assert not self._scheduler.in_flight, "a busy engine does not capture"
-        if self._grammars is not None and not self._grammars.is_prepared:
-            self._grammars.prepare()
+        grammars = self._grammars
+        if grammars is not None and not grammars.is_prepared and not self._scheduler.has_requests:
+            grammars.prepare()
         return self._runner.idle()
 
     def compile_later(self) -> None:

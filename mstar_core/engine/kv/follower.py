@@ -14,6 +14,7 @@ import torch
 
 from mstar_core.engine.group import plans
 from mstar_core.engine.kv.leader import id_checksum
+from mstar_core.engine.kv.recent_batches import RecentBatches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.node import NodeGraphs
     from mstar_core.engine.device_state.slots import DeviceSlots
     from mstar_core.engine.steps.device import Device
-    from mstar_core.engine.steps.plan import DecodeBatch
     from mstar_core.parallel.collectives import TorchCollectives
 
 
@@ -45,7 +45,7 @@ class NodeFollower:
         self._slots = slots
         self._tables = tables
         self._collectives = collectives
-        self._batch: DecodeBatch | None = None
+        self._batches = RecentBatches()
 
     def run(self, plan: plans.Plan, shared: Sequence[Tensor] = ()) -> int | None:
         """Execute a plan. Returns the checksum that it asks for. shared: device tensors that the leader broadcasts."""
@@ -70,9 +70,11 @@ class NodeFollower:
             self._tables[slot] = np.frombuffer(pages, dtype=self._tables.dtype)
         decode = step.plan.decode
         if decode is not None:
-            if self._batch is None or decode.batch.version != self._batch.version:
-                self._batch = decode.batch
-            decode = msgspec.structs.replace(decode, batch=self._batch)
+            batch = self._batches.known(decode.batch.version)
+            if batch is None:
+                batch = decode.batch
+                self._batches.add(batch)
+            decode = msgspec.structs.replace(decode, batch=batch)
         self._runner.launch(msgspec.structs.replace(step.plan, tables=self._tables, decode=decode))
 
     def _buckets(self, plan: plans.Capture | plans.Dropped) -> StepBuckets[object]:  # type: ignore[type-var]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.group import plans
+from mstar_core.engine.kv.recent_batches import RecentBatches
 from mstar_core.engine.steps.plan import DecodeBatch
 from mstar_core.engine.transfers import HostCopy
 
@@ -55,7 +56,7 @@ class Leader:
         self._collectives = collectives
         self._followers = size - 1
         self._sent = np.full(tables, -1, dtype=np.int32)
-        self._batch: DecodeBatch | None = None
+        self._batches = RecentBatches()
         self._draws = 0
         self._checksums: dict[int, HostCopy] = {}
         self._answers: dict[int, int] = {}
@@ -65,11 +66,11 @@ class Leader:
         if plan.decode is not None or any(planned.sampling is not None for planned in plan.passes):
             self._compare()
         tables, decode = self._changed_tables(plan), plan.decode
-        if decode is not None and decode.batch is self._batch:
+        if decode is not None and self._batches.known(decode.batch.version) is not None:
             version = DecodeBatch(version=decode.batch.version, slots=_NONE, sampling=())
             decode = msgspec.structs.replace(decode, batch=version)
         elif decode is not None:
-            self._batch = decode.batch
+            self._batches.add(decode.batch)
         bare = msgspec.structs.replace(plan, tables=_NONE, decode=decode)
         for value in self._sender.publish(plans.Step(node=self._node, plan=bare, tables=tables)):
             self._collectives.broadcast(value.contiguous())

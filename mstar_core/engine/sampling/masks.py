@@ -8,17 +8,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.staging import Fields
     from mstar_core.engine.sampling.logit_subset import LogitSubset
 
 MASKS, MASK_ROWS = "masks", "mask_rows"
 """Names of the masks (int32 [constrained, words]) and of their rows (int32 [n]) among the columns of a draw."""
 
 WORD_BITS: Final = 32
+
+
+def fields(count: int, vocab: int) -> Fields:
+    """Return the staging field of the masks of up to `count` sequences."""
+    return {MASKS: (torch.int32, count * -(-vocab // WORD_BITS))}
+
+
+def padded_rows(rows: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
+    """Return the rows of `count` sequences. rows: int32, of the first ones; the others are padding without a mask."""
+    padded = np.full(count, -1, dtype=np.int32)
+    if rows is not None:
+        padded[: len(rows)] = rows
+    return {MASK_ROWS: padded}
 
 
 def masked(logits: Tensor, masks: Tensor, rows: Tensor, subset: LogitSubset) -> Tensor:

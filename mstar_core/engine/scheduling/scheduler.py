@@ -136,6 +136,11 @@ class Scheduler:
         return self._grammars.compile(constraint)
 
     @property
+    def has_requests(self) -> bool:
+        """Whether a request is open."""
+        return bool(self._requests.requests)
+
+    @property
     def is_compiling(self) -> bool:
         """Whether a request waits for its grammar."""
         return self._grammars is not None and any(each.is_compiling for each in self._requests.requests.values())

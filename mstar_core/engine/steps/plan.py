@@ -62,6 +62,11 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     def __len__(self) -> int:
         return len(self.batch.slots)
 
+    @property
+    def variant(self) -> tuple[bool, bool]:
+        """Whether a draw of it adjusts logits, and whether one has a mask: captured steps have a variant of each."""
+        return self.batch.adjusts, self.masks is not None
+
 
 class LoopPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Facts that captured steps need of the loop of a pass. iteration: of this pass, of at most `limit`.

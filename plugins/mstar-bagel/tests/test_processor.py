@@ -154,6 +154,8 @@ def test_an_effort_of_thinking_sets_the_mode_of_the_model(golden: Any, reference
 def test_its_vocabulary_spells_every_text(reference: Any, processor: Processor) -> None:
     ids, table = reference.sizes.ids, processor.token_table()
     assert (len(table), table.ends, ids.end in table.special) == (reference.sizes.language.vocab, (ids.end,), True)
+    head = spec(reference.sizes).node("LLM").sampling
+    assert head is not None and head.is_text and head.vocab == len(table)
     text = "a boat,\n é 42"
     assert b"".join(table.tokens[token] for token in table.ids_of(text)).decode() == text
     matcher = LLMatcher(table.tokenizer, 'start: "a boat" /[^0-9]+/ "42"')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,36 @@ def test_a_client_that_leaves_in_the_middle_of_speech_frees_everything(
     stream.close()
     server.assert_clean()
     assert write(client, [TEXT]).choices[0].message.content
+
+
+def test_a_call_that_must_come_obeys_its_schema(client: openai.OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert {"tools", "structured_outputs"} <= set(card.model_extra["capabilities"])  # type: ignore[index]
+    parameters = {
+        "type": "object",
+        "properties": {
+            "shape": {"enum": ["round", "square"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["shape", "count"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "note", "strict": True, "parameters": parameters}}
+    for temperature in (0.0, 1.0):
+        answer = write(
+            client,
+            [IMAGE, TEXT],
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=200,
+            temperature=temperature,
+            frequency_penalty=2.0,  # the miniature would fill its limit with the blanks that JSON allows
+        )
+        (call,) = answer.choices[0].message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert call.function.name == "note" and arguments["shape"] in ("round", "square")
+        assert 0 <= arguments["count"] <= 99 and arguments.keys() == {"shape", "count"}
 
 
 def test_speech_is_an_answer_and_a_transcription_is_text(client: openai.OpenAI, server: Deployment) -> None:

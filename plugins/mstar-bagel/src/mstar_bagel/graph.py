@@ -100,7 +100,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
             page=PAGE,
             request_tokens=EDIT_TOKENS,
         ),
-        sampling=Sampling(port="token", vocab=language.vocab),
+        sampling=Sampling(port="token", vocab=language.vocab, is_text=True),
         sequence=("tokens", "token", "embeds", "latent_embeds", "latents"),
         # Images of any size share a forward pass.
         row_ports=("embeds", "latent_embeds", "latents", "velocity", "times"),

@@ -156,7 +156,7 @@ def _thinker(config: OmniConfig) -> NodeSpec:
             "states": f"any[n,{sizes.width}]",
         },
         kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
-        sampling=Sampling(port="token", vocab=sizes.vocab),
+        sampling=Sampling(port="token", vocab=sizes.vocab, is_text=True),
         sequence=("tokens", "token"),
         hints=EngineHints(capture_prompts=PROMPT_TOKENS),
         tensor_parallel=True,
