@@ -38,12 +38,13 @@ from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import fatal_path
 from mstar_core.process.life import ChildLife
 from mstar_core.process.spawn import LocalProcess, start_process
+from mstar_core.ticks import sleep_to_tick
 from mstar_core.transport import Courier, LinkBreak, Malformed
 
 STOP_S: Final = 8.0
 """Time for children to end by themselves."""
 
-READING_S: Final = 1.0
+READING_S: Final = 2.0
 ITSELF: Final = 0
 """Key of the agent in messages about processes."""
 
@@ -98,7 +99,9 @@ class Agent:
         self._courier = courier
         self._ports = ports
         self._children: dict[int, HostedChild] = {}
-        self._lines = {ITSELF: LogBuffer(ITSELF, self._send_lines)}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flush: asyncio.TimerHandle | None = None
+        self._lines = {ITSELF: self._buffer(ITSELF)}
         self._gpus = GpuHolder(spec.on_host)
         self._readings = HostReader()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,20 +114,19 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until the supervisor stops this agent or is lost; then end all children."""
+        self._loop = asyncio.get_running_loop()
         self._write_spec()
-        helpers = [asyncio.ensure_future(each) for each in (self._flush_forever(), self._read_forever())]
+        reading = asyncio.ensure_future(self._read_forever())
         while self.life.stop_reason is None:
             now = time.monotonic()
             self.life.beat(now)
             self._woken.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), max(0.01, self.life.wait_s(now)))
-            for helper in helpers:
-                if helper.done():
-                    helper.result()  # raises its error
+            if reading.done():
+                reading.result()  # raises its error
         log.info("the agent ends: %s", self.life.stop_reason)
-        for helper in helpers:
-            helper.cancel()
+        reading.cancel()
         await self._end_children()
         self._readings.stop()
         self._gpus.release()
@@ -175,7 +177,8 @@ class Agent:
                     self._receive(item)
             except Exception:  # isolation boundary: one message
                 log.exception("message %s failed", type(item.body).__name__)
-        self._woken.set()
+        if self.life.stop_reason is not None:
+            self._woken.set()
 
     def _receive(self, envelope: Envelope) -> None:
         if isinstance(envelope.body, Ping):
@@ -187,7 +190,7 @@ class Agent:
         match message:
             case SpawnChild():
                 self._newest = max(self._newest, message.key)
-                child = HostedChild(message.key, message.name, LogBuffer(message.key, self._send_lines))
+                child = HostedChild(message.key, message.name, self._buffer(message.key))
                 self._children[message.key] = child
                 self._lines[message.key] = child.lines
                 task = asyncio.ensure_future(self._serve(child, message))
@@ -286,11 +289,25 @@ class Agent:
         Path(self.spec.log_dir).mkdir(mode=0o700, exist_ok=True)
         write_private(self._run.spec, self.spec.encode())
 
-    async def _flush_forever(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            for buffer in self._lines.values():
-                buffer.flush()
+    def _buffer(self, key: int) -> LogBuffer:
+        return LogBuffer(key, self._send_lines, self._has_lines)
+
+    def _has_lines(self) -> None:
+        """Have the lines of a buffer sent soon, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._flush_later)
+
+    def _flush_later(self) -> None:
+        if self._flush is None and self._loop is not None:
+            self._flush = self._loop.call_later(FLUSH_S, self._flush_lines)
+
+    def _flush_lines(self) -> None:
+        """Send a batch of each buffer, and another one later for those that are left."""
+        self._flush = None
+        for buffer in self._lines.values():
+            buffer.flush()
+        if not all(buffer.is_empty for buffer in self._lines.values()):
+            self._flush_later()
 
     async def _read_forever(self) -> None:
         while True:
@@ -305,7 +322,7 @@ class Agent:
                     ping_age_s=round(time.monotonic() - self._ping_at, 6) if self._ping else 0.0,
                 )
                 self._send(reading)
-            await asyncio.sleep(READING_S)
+            await sleep_to_tick(READING_S)
 
 
 def aged(record: dict[str, Any] | None) -> dict[str, Any] | None:

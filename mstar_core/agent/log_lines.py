@@ -10,7 +10,7 @@ from mstar_core.errors import PeerStalled
 from mstar_core.messages.hosts import LogLines
 
 FLUSH_S: Final = 0.05
-"""Interval of the batches."""
+"""Interval of the batches while there are lines."""
 
 BATCH_BYTES: Final = 256 << 10
 MOST_BYTES: Final = 4 << 20
@@ -20,13 +20,15 @@ MOST_BYTES: Final = 4 << 20
 class LogBuffer:
     """The lines of one process. Owned by the agent, which calls `flush`.
 
-    send: passes a message to the supervisor; it raises PeerStalled if none can be taken now.
+    send: passes a message to the supervisor; it raises PeerStalled if none can be taken now. filled: called when an
+    empty buffer gets a line, by the thread that adds it.
     """
 
-    def __init__(self, key: int, send: Callable[[LogLines], object]) -> None:
+    def __init__(self, key: int, send: Callable[[LogLines], object], filled: Callable[[], object]) -> None:
         self.dropped = 0
         self._key = key
         self._send = send
+        self._filled = filled
         self._lines: deque[bytes] = deque()
         self._size = 0
 
@@ -38,6 +40,8 @@ class LogBuffer:
         """Keep one line, with or without its end."""
         text = line.rstrip(b"\n")
         self._lines.append(text)
+        if len(self._lines) == 1:  # after the append: `flush` of another thread then sees the line, or this call does
+            self._filled()
         self._size += len(text)
         while self._size > MOST_BYTES:
             self._size -= len(self._lines.popleft())

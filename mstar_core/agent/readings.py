@@ -1,4 +1,4 @@
-"""Readings of an agent's host, once a second."""
+"""Readings of an agent's host."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from mstar_core.transport.room import Room
 from mstar_core.transport.tensors import inline
 
 TURN_S: Final = 0.1
-"""Interval of heartbeats and telemetry."""
+"""Interval of telemetry while there are requests."""
 
 DEATH_S: Final = 3.0
 """Time in which the death of a worker on another host may follow a fetch that failed, which the death explains."""
@@ -210,16 +210,25 @@ class Link:
     def _turn(self) -> None:
         assert self._loop is not None
         self.life.beat(self._clock())  # without work_ready: the api has no steps that could stall
-        self._report()
+        has_news = self._report()
         self._reconcile()
         if self.deployment.handover:
             self.note_change()  # connections that end without a request report nothing
         self._check_stop()
-        self._timer = self._loop.call_later(TURN_S, self._turn)
+        is_calm = not (has_news or len(self._registry) or self.deployment.handover)
+        wait_s = self.life.wait_s(self._clock()) if is_calm else TURN_S
+        self._timer = self._loop.call_later(wait_s, self._turn)
 
-    def _report(self) -> None:
+    def note_news(self) -> None:
+        """Report within `TURN_S`. Without requests and news, turns follow the heartbeat."""
+        if self._timer is not None and self._loop is not None and self._timer.when() > self._loop.time() + TURN_S:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(TURN_S, self._turn)
+
+    def _report(self) -> bool:
+        """Send the supervisor what has changed. Returns whether anything has."""
         if not self.life.known:
-            return
+            return False
         values = self.gauges()
         news, spans = self.news()
         samples = self._metrics.news(self._clock())
@@ -227,6 +236,8 @@ class Link:
         if news or spans or samples or events or values != self._reported:
             self._reported = values
             self.life.telemetry(values, news, spans, samples=samples, events=events)
+            return True
+        return False
 
     def _reconcile(self) -> None:
         """Send the conductor the live requests once a minute, so that it closes those whose end was lost."""

@@ -313,6 +313,7 @@ class Service:
         if reply.status in (409, 413, 429, 503) and error not in self._recorded:
             self.metrics.rejected.labels(reply.code).inc()
             self.telemetry.counts["refused"] += 1
+            self.link.note_news()
 
     @asynccontextmanager
     async def open(
@@ -522,6 +523,7 @@ class Service:
         # Every request ends here: its outcome is recorded, and the conductor cancels it if it still runs.
         error: BaseException | None = None
         self.telemetry.opened(live, call)
+        self.link.note_news()
         try:
             yield
         except BaseException as raised:

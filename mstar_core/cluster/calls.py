@@ -57,7 +57,10 @@ class ReplaceCall(msgspec.Struct, frozen=True, kw_only=True, tag="replace"):
 
 
 class ReleaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
-    """Give back the room of these hosts of a deployment, of all if there are no names."""
+    """Give back the room of these hosts of a deployment, of all if there are no names.
+
+    The program does it at the end of its standard input, so that it can import Ray and connect before the time.
+    """
 
     address: str
     owner: Owner
@@ -101,13 +104,17 @@ def run(call: Call, result: type[T]) -> T:
     return _result(done.returncode, done.stdout, done.stderr, result)
 
 
-async def call_ray(call: Call, result: type[T]) -> T:
-    """Make a call on an event loop. A cancelled call ends its program. Raises as `run`."""
+async def call_ray(call: Call, result: type[T], *, when: asyncio.Event | None = None) -> T:
+    """Make a call on an event loop. A cancelled call ends its program. when: ends the input. Raises as `run`."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*_command(), stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(CALL_S):
-            output, errors = await process.communicate(msgspec.json.encode(call))
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(call) + b"\n")
+            if when is not None:
+                await when.wait()
+            output, errors = await process.communicate(b"")
     except TimeoutError:
         raise _too_long(call) from None
     finally:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
 
 import msgspec
+
+from mstar_core.observe.frames import LOCAL
+
+NAME_FAULT: Final = f"its name is {LOCAL!r}, which means the host of the supervisor"
+"""Fault of another host that has the reserved name."""
 
 
 class HostGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +55,10 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     fault: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name == LOCAL and not self.is_local and not self.fault:
+            msgspec.structs.force_setattr(self, "fault", NAME_FAULT)
 
     def address_in(self, network: str | None) -> str:
         """Return the address for other hosts. network: an interface, or a network such as `10.0.0.0/24`; None: Ray's.

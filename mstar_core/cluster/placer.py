@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 import msgspec
@@ -72,5 +73,8 @@ class Placer(Protocol):
     async def replace(self, bundle: Bundle, order: AgentOrder) -> StartedAgent:
         """Start another agent in place of one that was lost. Waits until a host has room for its bundle."""
 
-    async def release(self, hosts: tuple[str, ...] = ()) -> None:
-        """Give back the room of these hosts, of all without names. Agents end by themselves. Never raises."""
+    async def release(self, hosts: tuple[str, ...] = (), *, when: asyncio.Event | None = None) -> None:
+        """Give back the room of these hosts, of all without names. Agents end by themselves. Never raises.
+
+        when: set once the room is not in use any more. Until then the call is prepared.
+        """

@@ -54,10 +54,10 @@ class RayPlacer:
             log.info("host %s: %s", bundle.host, found.waits_for)
             await asyncio.sleep(PAUSE_S)
 
-    async def release(self, hosts: tuple[str, ...] = ()) -> None:
-        """Give back the room of these hosts, of all without names. A failure is logged."""
+    async def release(self, hosts: tuple[str, ...] = (), *, when: asyncio.Event | None = None) -> None:
+        """Give back the room of these hosts, of all without names. A failure is logged. when: see `Placer`."""
         call = ReleaseCall(address=self.address, owner=self._owner, deployment=self._deployment, hosts=hosts)
         try:
-            await call_ray(call, type(None))
+            await call_ray(call, type(None), when=when)
         except MstarError as error:
             log.warning("room on Ray's hosts stays reserved until the next start: %s", error)

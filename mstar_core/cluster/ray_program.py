@@ -1,6 +1,7 @@
 """The only module that imports Ray: `python -m mstar_core.cluster.ray_program`, one call per process.
 
-It reads a call (calls.py) as JSON from standard input and prints an CallAnswer. Ray's own lines go to standard error.
+It reads a call (calls.py) as a line of JSON from standard input and prints a CallAnswer. Ray's own lines go to standard
+error.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ NODE_LABEL: Final = "ray.io/node-id"
 
 
 def main() -> None:
-    """CallAnswer the call on standard input."""
+    """Answer the call on standard input."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of Ray goes to standard error
     ray.cloudpickle.register_pickle_by_value(on_host)
-    call: Call = msgspec.json.decode(sys.stdin.buffer.read(), type=Call)
+    call: Call = msgspec.json.decode(sys.stdin.buffer.readline(), type=Call)
     output.write(msgspec.json.encode(_answer(call)))
     output.close()
 
@@ -487,7 +488,8 @@ def _waits_for(bundle: Bundle, failed: dict[str, str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- release
 def release(call: ReleaseCall) -> None:
-    """Give back the room of these hosts of a deployment, of all without names."""
+    """Give back the room of these hosts of a deployment, of all without names, once the caller closes the input."""
+    sys.stdin.buffer.read()
     for item, group in reservations(call.deployment).items():
         if item.owner == call.owner and (not call.hosts or item.host in call.hosts):
             remove_placement_group(group)

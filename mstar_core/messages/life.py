@@ -135,14 +135,16 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class LinkBroken(msgspec.Struct, frozen=True, kw_only=True, tag="link_broken"):
-    """Child to supervisor: messages of a process of another host were lost, and none that follow are taken.
+    """Child to supervisor: messages of a process of another host were lost, or none come.
 
-    peer, incarnation: their sender. lost: how many until it was noticed.
+    None that follow lost ones are taken. peer, incarnation: their sender. lost: how many until it was noticed.
+    silent_s: seconds in which nothing came, not even marks; 0 for lost messages.
     """
 
     peer: str
     incarnation: int
-    lost: int
+    lost: int = 0
+    silent_s: float = 0.0
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):

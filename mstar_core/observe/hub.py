@@ -6,6 +6,7 @@ that frame. A blocked watcher costs one entry per object and delays nothing.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -90,11 +91,13 @@ class HubState:
 class TelemetryHub:
     """State and watchers. The state publisher calls `put`, `remove`, `head`, `graph` and `event`.
 
-    Each change increments the revision. The hub runs on one thread and needs no lock.
+    Each change increments the revision. The hub runs on one thread and needs no lock. watched: set while it has a
+    watcher.
     """
 
     def __init__(self, boot: str, name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self.store = HubState(boot=boot, rev=0, deployment=DeploymentStatus(name=name))
+        self.watched = asyncio.Event()
         self._clock = clock
         self._subscriptions: list[Subscription] = []
 
@@ -167,12 +170,15 @@ class TelemetryHub:
             )
         subscription = Subscription(self, parts=chosen, filter=chosen_filter, hz=hz, readonly=readonly)
         self._subscriptions.append(subscription)
+        self.watched.set()
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a watcher. Idempotent."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
+        if not self._subscriptions:
+            self.watched.clear()
 
     def snapshot(
         self, *, parts: Collection[str] = (), filter_text: str = "", events: int = SNAPSHOT_EVENTS

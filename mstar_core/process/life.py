@@ -9,7 +9,7 @@ import argparse
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -36,6 +36,8 @@ from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
 from mstar_core.process.peers import Peers
+from mstar_core.process.silences import Silences
+from mstar_core.ticks import next_tick
 
 if TYPE_CHECKING:
     from mstar_core.transport import Courier, LinkBreak
@@ -90,7 +92,8 @@ class ChildLife:
     """State of one process towards its supervisor. Owned by the process's main loop.
 
     stop_reason: set when the supervisor asks the process to stop or is lost. known: the supervisor has answered.
-    stale: number of dropped messages of processes that had ended.
+    stale: number of dropped messages of processes that had ended. heard: returns the processes of other hosts, with
+    their incarnations, of which its mailbox has got anything since the last call.
     """
 
     def __init__(
@@ -122,12 +125,14 @@ class ChildLife:
         self._clock = clock
         self._host = spec.on_host
         self._elsewhere: set[str] = set()  # peers of other hosts
+        self.heard: Callable[[], Collection[tuple[str, int]]] = frozenset
+        self._silences = Silences()
         self._alone = not supervisor
         self._phase = ""
         self._ready: Phase | None = None  # to be sent once the process is known
         self._next_send = clock()
         self._seen = clock()
-        self._silence_s = 0.0
+        self._silence_s = self._watched_s = 0.0
         if supervisor:
             courier.connect(SUPERVISOR, supervisor, 0)
 
@@ -136,28 +141,32 @@ class ChildLife:
 
         Also sends messages to other peers that wait for room.
 
-        Call it at least once a second, after draining the mailbox. Sets `stop_reason` when the supervisor is lost.
+        Call it again after `wait_s` or sooner, after draining the mailbox. Sets `stop_reason` when the supervisor is
+        lost.
         """
         if self._alone:
             return
         self._courier.send_waiting()
         # A stopped or busy process reads its pings late, so only time in which this loop ran counts as silence.
-        self._silence_s += min(now - self._seen, BEAT_S)
+        passed_s = min(now - self._seen, BEAT_S)
+        self._silence_s += passed_s
+        self._watched_s += passed_s
         self._seen = now
         if self._silence_s > PING_LIMIT_S and self.stop_reason is None:
             self.stop_reason = f"the supervisor has been silent for {PING_LIMIT_S:g} s"
         if now < self._next_send:
             return
         if self.known:
-            self._next_send = now + BEAT_S
+            self._next_send = next_tick(now, BEAT_S)
             self._send(Beat(name=self.name, incarnation=self.incarnation, work_ready=work_ready, steps=steps))
+            self._watch_links()
         else:
             self._next_send = now + HELLO_S
             self._send(self._hello())
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until `beat` must be called again, for loops that wait by themselves."""
-        return max(0.0, min(self._next_send - now, BEAT_S))
+        return max(0.0, self._next_send - now)
 
     def accepts(self, envelope: Envelope) -> bool:
         """Return whether to handle a message: its sender may live, or its content stays valid without the sender."""
@@ -205,6 +214,7 @@ class ChildLife:
                 return False
             case PeerDown():
                 self._courier.disconnect(message.name, message.incarnation)
+                self._silences.forget(message.name, message.incarnation)
                 return False
             case LogLevel():
                 logging.getLogger().setLevel(message.level)
@@ -220,6 +230,13 @@ class ChildLife:
         if not self._peers.is_over(lost.sender, lost.incarnation):
             log.error("%d messages of %s were lost with a connection", lost.lost, lost.sender)
             self._send(LinkBroken(peer=lost.sender, incarnation=lost.incarnation, lost=lost.lost))
+
+    def _watch_links(self) -> None:
+        """Report peers of other hosts of which nothing comes, not even marks. The supervisor knows whether they run."""
+        passed_s, self._watched_s = self._watched_s, 0.0
+        for peer in self._silences.add(passed_s, self.heard()):
+            log.warning("nothing has come from %s for %.0f s", peer.name, peer.seconds)
+            self._send(LinkBroken(peer=peer.name, incarnation=peer.incarnation, silent_s=round(peer.seconds, 1)))
 
     def is_elsewhere(self, name: str) -> bool:
         """Return whether a peer is on another host: its clock and its memory are not those of this process."""
@@ -238,6 +255,8 @@ class ChildLife:
             endpoint = message.remote_endpoint
         if endpoint:
             self._courier.connect(message.name, endpoint, message.incarnation)
+            if message.host != self._host:
+                self._silences.expect(message.name, message.incarnation)
         else:
             log.error("%s has no endpoint for other hosts", message.name)
 

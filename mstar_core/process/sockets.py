@@ -62,7 +62,7 @@ class ChildSockets(Closing):
     def open_mailbox(self) -> Mailbox:
         """Open the mailbox, after the tensors. The next `beat` of the life announces it. Raises TransportError."""
         mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, self._codec, remote=self._remote)
-        mailbox.on_break = self.life.link_broken
+        mailbox.on_break, self.life.heard = self.life.link_broken, mailbox.heard
         if self._tensors is not None:
             self._tensors.deliver_in(mailbox)
         self._opened.append(mailbox)

@@ -19,6 +19,9 @@ from mstar_core.supervisor.clock_shift import ClockShift
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.spawner import ChildProcess, Spawner
 
+BEAT_GAP_S: Final = 3.0
+"""Time without a heartbeat after which a process does not count as running all the time."""
+
 NO_FDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -42,7 +45,9 @@ class Child:
 
     ends_with_group: another member of its tensor-parallel group has died. attending: the task that waits for its end.
     hung: why the watchdog killed it, empty if it did not. stuck_s: seconds with ready work and no step, at its last
-    heartbeat. last_computed: when it last used a CPU core; computed_s: the CPU seconds of its main thread then.
+    heartbeat. last_beat: time of its last message. beat_at: of its last heartbeat; beats_since: of the first one since
+    which none was missing. breaks: times of its restarts for broken links. last_computed: when it last used a CPU core;
+    computed_s: the CPU seconds of its main thread then.
     """
 
     kind: ChildKind
@@ -61,6 +66,9 @@ class Child:
     detail: str = ""
     last_progress: float = 0.0
     last_beat: float = 0.0
+    beat_at: float = 0.0
+    beats_since: float = 0.0
+    breaks: list[float] = field(default_factory=list)
     last_steps: int = -1
     last_step_change: float = 0.0
     stuck_s: float = 0.0
@@ -118,6 +126,7 @@ class Child:
         self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
         self.phases_s, self.hung = {}, ""
         self.last_steps, self.has_long_step = -1, False
+        self.beat_at = self.beats_since = 0.0
         self.stuck_s = self.computed_s = self.last_computed = 0.0
         self.remote_endpoint = self.blob_endpoint = ""
         self.clock = ClockShift()
@@ -149,6 +158,16 @@ class Child:
         self.last_beat += seconds
         self.last_step_change += seconds
         self.last_computed += seconds
+
+    def beat(self, now: float) -> None:
+        """Note a heartbeat."""
+        if now - self.beat_at > BEAT_GAP_S:
+            self.beats_since = now
+        self.beat_at = now
+
+    def has_beaten(self, now: float, seconds: float) -> bool:
+        """Return whether its heartbeats have come without a gap for so long: its loop runs and sends to its peers."""
+        return now - self.beat_at <= BEAT_GAP_S and now - self.beats_since >= seconds
 
     def advance(self, phase: Phase, now: float) -> float:
         """Note the progress of a start. Returns the seconds of the phase that ended with it, 0 if none did."""
@@ -192,17 +211,19 @@ class Pace:
     """Intervals and limits of the supervisor in seconds.
 
     ping_s: between pings; ten missed ones end a child. watch_s: between checks of progress. publish_s: between updates
-    of the hub. stop_s: for children to end by themselves. backoff_s: before the first, second ... restart within
-    window_s. A child that was ready, and the api, restarts at once the first time, and whenever it has been ready and
-    lived for lived_s. A deployment is unhealthy after restarts_max of one child within window_s. stacks_s: for a stuck
-    child to write its stacks. cause_s: for other children to die of the same cause. standby_s: from ready to the start
-    of a standby process, and standby_retry_s from the end of one that was not used. host_silence_s: silence of an agent
-    after which its host is lost; host_retry_s: before the second, third ... attempt to replace it.
+    of the hub while it is watched, unwatched_s: otherwise. stop_s: for children to end by themselves. backoff_s: before
+    the first, second ... restart within window_s. A child that was ready, and the api, restarts at once the first time,
+    and whenever it has been ready and lived for lived_s. A deployment is unhealthy after restarts_max of one child
+    within window_s. stacks_s: for a stuck child to write its stacks. cause_s: for other children to die of the same
+    cause. standby_s: from ready to the start of a standby process, and standby_retry_s from the end of one that was not
+    used. host_silence_s: silence of an agent after which its host is lost; host_retry_s: before the second, third ...
+    attempt to replace it.
     """
 
     ping_s: float = 1.0
-    watch_s: float = 0.5
+    watch_s: float = 1.0
     publish_s: float = 0.1
+    unwatched_s: float = 2.0
     stop_s: float = 10.0
     backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
     window_s: float = 600.0

@@ -13,6 +13,7 @@ from mstar_core.config.deployment import Plan
 from mstar_core.messages.names import CONDUCTOR, process_rank, rank_of
 from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
+from mstar_core.ticks import sleep_to_tick
 
 COMPUTES_S: Final = 0.1
 """CPU seconds of its main thread that show that a process computes. One that waits uses none."""
@@ -91,7 +92,7 @@ class Watchdog:
         """Check all children forever."""
         checked = time.monotonic()
         while True:
-            await asyncio.sleep(self.pace.watch_s)
+            await sleep_to_tick(self.pace.watch_s)
             now = time.monotonic()
             self._extend_deadlines(now - checked - self.pace.watch_s)
             self._note_computing(now)

@@ -24,6 +24,7 @@ from mstar_core.process.standby import Answer, Identity, Preloaded, Taken, encod
 from mstar_core.supervisor.child import ChildKind, Pace
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.log_file import LogFile
+from mstar_core.ticks import sleep_to_tick
 
 TAKEN_S: Final = 1.0
 """Longest wait for the answer of a standby process. It waits for this message only, so it answers at once."""
@@ -72,7 +73,7 @@ class Standby:
         """
         calm_since, not_before = time.monotonic(), 0.0
         while True:
-            await asyncio.sleep(self._pace.watch_s)
+            await sleep_to_tick(self._pace.watch_s)
             now = time.monotonic()
             if not is_calm():
                 calm_since = now

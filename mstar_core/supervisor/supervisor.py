@@ -85,10 +85,14 @@ from mstar_core.supervisor.outbound import REACHABLE, Outbound
 from mstar_core.supervisor.spawner import LocalSpawner, Spawner
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
+from mstar_core.ticks import next_tick, sleep_to_tick
 from mstar_core.transport import Courier, LinkBreak, Malformed
 from mstar_core.transport.fd_store import FdStore
 
 log = logging.getLogger(__name__)
+
+SHARE_PINGS = 2
+"""Pings between metric samples for the api."""
 
 ACCEPTS_LATER = "it accepts requests when it is ready again"
 
@@ -221,6 +225,7 @@ class Supervisor:
                 child = self._adopt(kind)
                 await self._spawn(child)
         await self._ended.wait()
+        self.hosts.end_soon()
         self.standby.end()
         await self._end_children()
         await self.hosts.stop(self.reason)
@@ -372,8 +377,8 @@ class Supervisor:
         for group in self.units():
             self.renew(group)
 
-    def renew(self, group: list[Child]) -> None:
-        """Stop the processes of a group, and start them again once they have ended."""
+    def renew(self, group: list[Child], delay_s: float = 0.0) -> None:
+        """Stop the processes of a group, and start them again once they have ended and a delay has passed."""
         self.standby.end()  # a restart on purpose imports everything again
         for child in group:
             child.restarts.clear()
@@ -383,7 +388,7 @@ class Supervisor:
             if child.is_running:
                 self._outbound.send(child.name, Stop(reason="restarting"))
                 child.signal(signal.SIGTERM)
-        self._schedule_spawn(group, 0.0)
+        self._schedule_spawn(group, delay_s)
 
     def ranks(self) -> dict[str, RankStatus]:
         """Return the ranks as they are shown, by number."""
@@ -819,12 +824,16 @@ class Supervisor:
         if not self.hosts.on_break(lost):
             self._link_broken(lost, None)
 
-    def _link_broken(self, lost: LinkBreak, receiver: Child | None) -> None:
-        """Restart the process of another host at a link that has lost messages. receiver: None for this process.
+    def _link_broken(self, lost: LinkBreak, receiver: Child | None, silent_s: float = 0.0) -> None:
+        """Restart the process of another host at a link that has lost messages, or brings none.
 
-        Requests go on as after its death, which ends all that the two ends knew of each other.
+        receiver: None for this process. silent_s: time in which nothing came although the sender ran, 0 if messages
+        were lost. Requests go on as after its death, which ends all that the two ends knew of each other. Each further
+        restart within `window_s` waits longer.
         """
         sender = self.children.get(lost.sender)
+        if silent_s and (sender is None or not sender.has_beaten(time.monotonic(), silent_s)):
+            return  # it computes, starts or has ended: this explains the silence
         if sender is not None and sender.incarnation != lost.incarnation:
             return  # it has ended, and its messages with it
         culprit = sender if sender is not None and sender.host else receiver
@@ -836,11 +845,21 @@ class Supervisor:
         ends = {"sender": sender, "receiver": receiver}
         names = {end: SUPERVISOR if child is None else child.name for end, child in ends.items()}
         hosts = {f"{end}_host": "" if child is None else child.host for end, child in ends.items()}
-        self.events.add("link.broken", child=culprit.name, lost=lost.lost, **names, **hosts)
+        delay_s = self._link_delay_s(culprit)
+        facts: dict[str, Any] = {"silent_s": silent_s} if silent_s else {}
+        self.events.add("link.broken", child=culprit.name, lost=lost.lost, **names, **hosts, **facts, after_s=delay_s)
         self.restarts += 1
         if self.state == "ready":
-            self._set_state("degraded", f"messages between {names['sender']} and {names['receiver']} were lost")
-        self.renew(self._group(culprit) or [culprit])
+            what = "do not arrive" if silent_s else "were lost"
+            self._set_state("degraded", f"messages between {names['sender']} and {names['receiver']} {what}")
+        self.renew(self._group(culprit) or [culprit], delay_s)
+
+    def _link_delay_s(self, culprit: Child) -> float:
+        """Return the delay before a restart for a broken link, which grows with the number of recent ones."""
+        now, delays = time.monotonic(), (0.0, *self._pace.host_retry_s)
+        recent = [t for t in culprit.breaks if now - t < self._pace.window_s]
+        culprit.breaks = [*recent, now]
+        return delays[min(len(recent), len(delays) - 1)]
 
     def _on(self, child: Child, message: Message) -> None:
         now = time.monotonic()
@@ -851,6 +870,7 @@ class Supervisor:
             case Phase():
                 self._phase(child, message, now)
             case Beat():
+                child.beat(now)
                 if message.steps != child.last_steps or not message.work_ready:
                     child.last_steps, child.last_step_change = message.steps, now
                 is_stepping = rank_of(child.name) is not None  # other processes take no steps
@@ -868,7 +888,7 @@ class Supervisor:
                 self._ended_level = max(self._ended_level, message.drain)
                 self.changes.notify()
             case LinkBroken():
-                self._link_broken(LinkBreak(message.peer, message.incarnation, message.lost), child)
+                self._link_broken(LinkBreak(message.peer, message.incarnation, message.lost), child, message.silent_s)
             case AdapterDone():
                 self.adapters.take(child.name, message)
             case Cordoned():
@@ -935,15 +955,21 @@ class Supervisor:
             ping = Ping(seq=self._pings)
             self._outbound.broadcast(ping)
             self.hosts.ping(ping)
-            self._share_samples()
-            await asyncio.sleep(self._pace.ping_s)
+            if self._pings % SHARE_PINGS == 0:
+                self._share_samples()
+            await sleep_to_tick(self._pace.ping_s)
 
     async def _publish_forever(self) -> None:
         while True:
             self.publisher.refresh()
             for kind, facts in self._throttle.due(self.values, self.publisher.refused, self.hub.now()):
                 self.events.add(kind, **facts)
-            await asyncio.sleep(self._pace.publish_s)
+            if self.hub.watchers:
+                await sleep_to_tick(self._pace.publish_s)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_tick(time.monotonic(), self._pace.unwatched_s)):
+                        await self.hub.watched.wait()
 
     def _share_samples(self) -> None:
         samples = self.publisher.shared_samples()

@@ -20,6 +20,7 @@ from mstar_core.messages.life import Drained
 from mstar_core.messages.requests import CancelRequest, RequestFailed, RequestFinished
 from mstar_core.messages.wire import Message, WireCodec
 from mstar_core.messages.work import CloseRequest, ReleaseSignal, WorkFailed
+from mstar_core.ticks import next_tick
 from mstar_core.transport.curve import connect_curve
 from mstar_core.transport.numbered import NumberedLink
 from mstar_core.transport.remote import CurveKeys
@@ -32,7 +33,10 @@ REQUEST_BYTES: Final = 64 << 20
 
 TCP: Final = "tcp://"
 MARK_S: Final = 1.0
-"""Time between the marks by which a peer of another host notices the loss of the last messages."""
+"""Time without a message after which a mark follows, by which a peer of another host notices that the last was lost."""
+
+IDLE_MARKS: Final = 5
+"""Periods of `MARK_S` after which an idle link repeats its mark: that after the last message may have been lost too."""
 
 ENDINGS: Final = (
     TensorFreed,
@@ -87,6 +91,7 @@ class Courier(Closing):
         self._peers: dict[str, _Peer] = {}
         self._ended: dict[str, int] = {}  # highest ended incarnation of each name
         self._next_mark: float | None = None  # None without peers of other hosts
+        self._ticks = 0
 
     @property
     def peers(self) -> dict[str, int]:
@@ -115,7 +120,7 @@ class Courier(Closing):
         link = None
         if endpoint.startswith(TCP):
             link = NumberedLink(self._codec.sender, self._codec.incarnation)
-            self._next_mark = self._next_mark or time.monotonic() + MARK_S
+            self._next_mark = self._next_mark or next_tick(time.monotonic(), MARK_S)
         self._peers[name] = _Peer(incarnation, socket, deque(), link)
         return True
 
@@ -173,9 +178,11 @@ class Courier(Closing):
             if peer.waiting:
                 _send_waiting(peer)
         if self._next_mark is not None and (now := time.monotonic()) >= self._next_mark:
-            self._next_mark = now + MARK_S
+            self._next_mark = next_tick(now, MARK_S)
+            self._ticks += 1
+            is_idle_tick = self._ticks % IDLE_MARKS == 0
             for peer in self._peers.values():
-                if peer.link is not None:
+                if peer.link is not None and peer.link.is_mark_due(is_idle_tick=is_idle_tick):
                     _send(peer.socket, peer.link.mark)
 
     def close(self, linger_s: float = 0.0) -> None:

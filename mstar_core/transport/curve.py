@@ -74,9 +74,9 @@ def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
     _keep_alive(socket)
 
 
-HEARTBEAT_MS: Final = 1000
+HEARTBEAT_MS: Final = 3000
 SILENCE_MS: Final = 10_000
-"""Silence after which a connection is made again, the limit of the supervisor for heartbeats."""
+"""Silence after a heartbeat after which a connection is made again: the limit of the supervisor for its heartbeats."""
 
 RECONNECT_MS: Final = 100
 RECONNECT_MOST_MS: Final = 2000

@@ -149,6 +149,10 @@ class Mailbox(Closing):
             self.on_break(self._links.breaks.pop())
         return None if data is None else self._open(data)
 
+    def heard(self) -> set[tuple[str, int]]:
+        """Return the processes of other hosts, with their incarnations, of which anything came since the last call."""
+        return self._links.heard()
+
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` in each `drain`, and wake the owner's loop while the descriptor is readable.
 

@@ -33,7 +33,7 @@ class NumberedLink:
         self._link = secrets.randbits(64)
         self._incarnation = incarnation
         self._name = sender.encode() + END
-        self._number = 0
+        self._number = self._marked = self._at_tick = 0
 
     @property
     def mark(self) -> bytes:
@@ -48,6 +48,17 @@ class NumberedLink:
         """Note that the last frame is in the queue."""
         self._number += 1
 
+    def is_mark_due(self, *, is_idle_tick: bool) -> bool:
+        """Return whether to send a mark at this tick of the sender: once no message has followed for a tick.
+
+        is_idle_tick: whether links that have sent nothing since their last mark repeat it.
+        """
+        is_quiet, self._at_tick = self._at_tick == self._number, self._number
+        if not is_quiet or (self._marked == self._number and not is_idle_tick):
+            return False
+        self._marked = self._number
+        return True
+
 
 class NumberedLinks:
     """Receiver's end of all links. breaks: those not taken yet, one for each broken link."""
@@ -55,7 +66,14 @@ class NumberedLinks:
     def __init__(self) -> None:
         self.breaks: list[LinkBreak] = []
         self._next: dict[int, int] = {}
+        self._senders: dict[int, tuple[str, int]] = {}
+        self._heard: set[int] = set()
         self._broken: set[int] = set()
+
+    def heard(self) -> set[tuple[str, int]]:
+        """Return the senders, with their incarnations, of what came since the last call. Broken links do not count."""
+        heard, self._heard = self._heard, set()
+        return {self._senders[link] for link in heard}
 
     def take(self, frame: bytes) -> memoryview | None:
         """Return the message of a frame; None for a mark, and for anything of a broken link.
@@ -72,10 +90,19 @@ class NumberedLinks:
         if number != expected:
             self._broken.add(link)
             self._next.pop(link, None)
-            sender = frame[HEAD.size : end].decode("utf-8", "replace")
-            self.breaks.append(LinkBreak(sender, incarnation, max(0, number - expected)))
+            self._senders.pop(link, None)
+            self._heard.discard(link)
+            self.breaks.append(LinkBreak(_name(frame, end), incarnation, max(0, number - expected)))
             return None
+        if link not in self._senders:
+            self._senders[link] = _name(frame, end), incarnation
+        self._heard.add(link)
         if end + 1 == len(frame):
             return None
         self._next[link] = number + 1
         return memoryview(frame)[end + 1 :]
+
+
+def _name(frame: bytes, end: int) -> str:
+    """Return the sender's name. end: where it ends."""
+    return frame[HEAD.size : end].decode("utf-8", "replace")

@@ -31,6 +31,9 @@ PERIOD_S: Final = 0.1
 REQUESTS_S: Final = 0.2
 MEMORY_S: Final = 1.0
 
+QUIET_S: Final = 1.9
+"""Further time between reports while nothing happens: gauges of memory and of idle time change without news."""
+
 PATIENCE_S: Final = 0.02
 """Maximum delay of a report in favour of turns with other work; a new request should not wait for a report."""
 
@@ -132,7 +135,7 @@ class Report:
 
     def send(self, now: float, *, is_busy: bool = False) -> None:
         """Send the changes if a report is due. is_busy: this turn had other work."""
-        if now < self.due:
+        if now < self.due or not (self.has_news or now >= self.due + QUIET_S):
             return
         if is_busy:
             self.delayed_since = now if self.delayed_since is None else self.delayed_since

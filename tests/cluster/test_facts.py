@@ -1,8 +1,10 @@
-"""Address of a host in a network between hosts."""
+"""Facts of a host: its address in a network between hosts, and the reserved name."""
 
 from __future__ import annotations
 
-from mstar_core.cluster.facts import HostFacts
+import msgspec
+
+from mstar_core.cluster.facts import NAME_FAULT, HostFacts
 
 HOST = HostFacts(
     name="b",
@@ -22,3 +24,12 @@ def test_a_host_outside_the_network_has_no_address_in_it() -> None:
     assert HOST.address_in("10.2.0.0/16") == ""
     assert HOST.address_in("ib1") == ""
     assert HOST.address_in("x") == ""
+
+
+def test_another_host_with_the_reserved_name_cannot_be_used() -> None:
+    reserved = msgspec.structs.replace(HOST, name="local")
+    assert (HOST.fault, reserved.fault) == ("", NAME_FAULT)
+    assert msgspec.json.decode(msgspec.json.encode(reserved), type=HostFacts).fault == NAME_FAULT
+    assert msgspec.structs.replace(reserved, is_local=True, fault="").fault == "", (
+        "the host of the supervisor may have it"
+    )

@@ -99,6 +99,21 @@ def test_the_leader_of_a_ready_group_gets_requests_without_its_followers_being_a
     assert home(made, range(64))[0] == 0
 
 
+def test_a_group_that_a_new_plan_adds_serves_once_its_leader_is_ready_and_one_that_it_removes_no_more() -> None:
+    grown, shrunk = placed((0, 1), (2, 3), codec=4), placed((2, 3), codec=4)
+    made = Router(MODEL, placed((0, 1), codec=4))
+    made.ready |= {0, 4}
+    assert home(made, range(64))[0] == 0
+    made.replan(grown)
+    made.load.update({0: 1})
+    assert home(made, range(64))[0] == 0, "the leader of the new group is not ready"
+    made.ready |= {2}
+    assert home(made, range(64))[0] == 2
+    made.load.update({2: 5})
+    made.replan(shrunk)
+    assert home(made, range(64))[0] == 2
+
+
 def test_nodes_beside_the_leaders_of_groups_share_the_chosen_group() -> None:
     plan = placed((0,), (1,), codec=0)
     each = {"lm": ((0, 2), (1, 3)), "codec": ((0,), (1,))}

@@ -46,8 +46,10 @@ class ProcessPlacer:
         self.asked += 1
         return await self._agent(bundle, order)
 
-    async def release(self, hosts: tuple[str, ...] = ()) -> None:
+    async def release(self, hosts: tuple[str, ...] = (), *, when: asyncio.Event | None = None) -> None:
         """See `Placer.release`."""
+        if when is not None:
+            await when.wait()
         self.released = True
 
     async def _agent(self, bundle: Bundle, order: AgentOrder) -> StartedAgent:

@@ -92,10 +92,10 @@ class Spread(Mortal):
             for pid in pids:
                 self.kill(pid, signal.SIGCONT)
 
-    def cut(self, sender: str, receiver: str) -> None:
-        """Break the connection from one process to another, with what is on the way."""
+    def cut(self, sender: str, receiver: str, how: str = "") -> None:
+        """Break the connection from one process to another, with what is on the way. how: `silent`: without an end."""
         mark = self.root / CUT
-        mark.with_suffix(".new").write_text(f"{sender} {receiver}")
+        mark.with_suffix(".new").write_text(f"{sender} {receiver} {how}")
         mark.with_suffix(".new").rename(mark)
         until(lambda: not mark.exists(), "the cut", END_S)
 

@@ -31,7 +31,10 @@ NO_ROOM: Final = "no_room"
 """File in the runtime folder: while it exists, no host has room for another agent."""
 
 CUT: Final = "cut"
-"""File in the runtime folder: names of a sender and a receiver whose connection loses what is on the way."""
+"""File in the runtime folder: names of a sender and a receiver whose connection loses what is on the way.
+
+With `silent` behind them, the connection and those that follow it bring nothing, and no end learns of it.
+"""
 
 RELAYS: Final = "RELAYS"
 """Environment variable: not empty if connections between processes of two hosts can be cut."""
@@ -81,12 +84,13 @@ class CutOutbound(Outbound):
             time.sleep(0.02)
             if not mark.exists():
                 continue
-            ends = mark.read_text().split()
+            sender, receiver, *words = mark.read_text().split()
+            ends = [sender, receiver]
             relays = [relay for (*names, _), relay in list(cls.relays.items()) if names == ends]
             for relay in relays:
                 relay.hold()
             time.sleep(HELD_S)
-            for relay in relays:
+            for relay in relays if not words else ():
                 relay.drop()
             mark.unlink()
 

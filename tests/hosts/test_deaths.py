@@ -162,6 +162,21 @@ async def test_a_connection_that_loses_messages_costs_a_pause(one_host: Answer) 
         assert deployment.agent == agent, "no host was given up"
 
 
+@pytest.mark.slow
+async def test_a_connection_that_dies_without_an_end_costs_a_pause(one_host: Answer) -> None:
+    """Nothing that is sent arrives any more, also on new connections. Only its silence shows it."""
+    with Spread(FAMILIES["orpheus"], SPLIT, (1,), relayed=True) as deployment:
+        judge, agent = judged(deployment, one_host), deployment.agent
+        for sender, receiver in ((SENDER, "api"), ("worker-0", SENDER)):
+
+            def cut(deployment: Spread, sender: str = sender, receiver: str = receiver) -> None:
+                deployment.cut(sender, receiver, "silent")
+                deployment.wait_event("link.broken", child=SENDER, sender=sender, receiver=receiver, lost=0)
+
+            await assert_whole(judge, cut, 3)
+        assert deployment.agent == agent, "no host was given up"
+
+
 def newest(deployment: Spread) -> int:
     """Return the incarnation of the agent."""
     return int(deployment.snapshot()["hosts"][OTHER]["incarnation"])

@@ -18,7 +18,7 @@ import pytest
 from mstar_core.conformance.clock import FakeClock
 from mstar_core.errors import ExitCode, StartError
 from mstar_core.messages.flow import Outputs
-from mstar_core.messages.life import Beat, Hello, PeerDown, PeerReady, PeerUp, Phase, Ping, Stop
+from mstar_core.messages.life import Beat, Hello, LinkBroken, PeerDown, PeerReady, PeerUp, Phase, Ping, Stop
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.wire import WIRE_VERSION, Envelope, Message
 from mstar_core.process.failures import note_fatal
@@ -282,3 +282,49 @@ def _nap() -> float:
     start = time.perf_counter()
     time.sleep(20e-6)
     return time.perf_counter() - start
+
+
+def silent(life: ChildLife, post: FakeCourier, seconds: int, *heard: tuple[str, int]) -> list[LinkBroken]:
+    """Let seconds pass in which messages of these peers come. Returns the reports of links without any."""
+    life.heard = lambda: set(heard)
+    post.sent.clear()
+    start = life._seen
+    for second in range(seconds):
+        told(life, Ping(seq=0))
+        life.beat(start + second + 1)
+    return post.of(LinkBroken)
+
+
+@pytest.fixture
+def linked(life: ChildLife, post: FakeCourier) -> ChildLife:
+    """A process of host a with one peer there and two on host b."""
+    up(life)
+    life.beat(life._seen)
+    for name, host in (("api", ""), ("worker-1", "b"), ("worker-2", "b")):
+        told(life, peer(name, host))
+    return life
+
+
+def test_a_peer_of_another_host_of_which_nothing_comes_is_reported(linked: ChildLife, post: FakeCourier) -> None:
+    assert silent(linked, post, 14, ("worker-2", 0)) == []
+    (report,) = silent(linked, post, 2, ("worker-2", 0))
+    assert (report.peer, report.incarnation, report.lost) == ("worker-1", 0, 0) and report.silent_s >= 15
+    assert len(silent(linked, post, 30, ("worker-2", 0))) == 2, "once per limit"
+
+
+def test_a_peer_that_is_heard_ends_or_is_replaced_is_not_silent(linked: ChildLife, post: FakeCourier) -> None:
+    assert silent(linked, post, 12) == []
+    assert silent(linked, post, 1, ("worker-1", 0), ("worker-2", 0)) == []
+    assert silent(linked, post, 12) == []
+    told(linked, PeerDown(name="worker-1", incarnation=0, cause="it died"))
+    told(linked, msgspec.structs.replace(peer("worker-2", "b"), incarnation=1))
+    told(linked, PeerDown(name="worker-2", incarnation=0, cause="it died"))
+    assert silent(linked, post, 12) == []
+    (report,) = silent(linked, post, 5)
+    assert (report.peer, report.incarnation) == ("worker-2", 1)
+
+
+def test_time_in_which_the_process_did_not_run_is_no_silence_of_its_peers(linked: ChildLife, post: FakeCourier) -> None:
+    linked.heard = set
+    linked.beat(linked._seen + 300)
+    assert silent(linked, post, 10) == []

@@ -56,6 +56,17 @@ def test_the_loss_of_the_last_messages_shows_at_the_next_mark() -> None:
     assert links.breaks == [LinkBreak("worker-0", 3, 2)]
 
 
+def test_a_mark_follows_the_last_message_once_and_at_idle_ticks_again() -> None:
+    link = NumberedLink("worker-0", 3)
+    link.sent()
+    assert not link.is_mark_due(is_idle_tick=False), "another message may follow"
+    link.sent()
+    assert not link.is_mark_due(is_idle_tick=True), "the last message has the number"
+    assert [link.is_mark_due(is_idle_tick=is_idle) for is_idle in (False, False, True, False, True)] == [
+        *(True, False, True, False, True)
+    ]
+
+
 def test_a_message_that_comes_again_is_not_taken_again() -> None:
     link, links = NumberedLink("worker-0", 3), NumberedLinks()
     first, second = frames_of(link, 2)

@@ -86,7 +86,7 @@ class OomKills:
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def sample(self, now: float) -> None:
-        """Note the count. Called once a second."""
+        """Note the count. Called once or twice in `OOM_WINDOW_S`."""
         count = self._count()
         if count is None:
             return

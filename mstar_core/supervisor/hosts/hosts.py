@@ -27,6 +27,7 @@ from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.hosts.agent_link import AgentLink
 from mstar_core.supervisor.hosts.devices import bundle_of, with_reserved
 from mstar_core.supervisor.log_file import LogFile
+from mstar_core.ticks import sleep_to_tick
 from mstar_core.transport import Courier, CurveKeys, LinkBreak
 from mstar_core.version import __version__
 
@@ -82,7 +83,7 @@ class OtherHosts:
         courier: Courier,
         pace: Pace,
         remote: RemoteLink | None,
-        start: Callable[[Coroutine[Any, Any, None]], object],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self.links: dict[str, AgentLink] = {}
         self._deployment = deployment
@@ -97,6 +98,9 @@ class OtherHosts:
         self._fenced_at: dict[tuple[str, int], float] = {}
         self._meetings: dict[int, tuple[int, str]] = {}  # epoch and place of each group, by its leader
         self._is_ending = False
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._is_unused = asyncio.Event()
+        self._releasing: asyncio.Future[None] | None = None
         self._order: AgentOrder | None = None
         if remote is not None:
             self._order = AgentOrder(
@@ -293,7 +297,7 @@ class OtherHosts:
         """Give up agents that are silent, forever."""
         checked = time.monotonic()
         while True:
-            await asyncio.sleep(self._pace.watch_s)
+            await sleep_to_tick(self._pace.watch_s)
             now = time.monotonic()
             late_s = now - checked - self._pace.watch_s
             for link in list(self.links.values()):
@@ -310,8 +314,10 @@ class OtherHosts:
         self._past[link.name, link.incarnation] = link.started
         self._deployment.events.add("host.lost", host=link.name, address=link.plan.address, why=why)
         link.lose(why)
-        if was_ready:
-            self._start(self._replace(link))
+        if was_ready and not self._is_ending:
+            task = self._start(self._replace(link))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
 
     async def _replace(self, link: AgentLink) -> None:
         """Start another agent in place of a lost one, as often as necessary."""
@@ -375,13 +381,24 @@ class OtherHosts:
 
     # -- end --------------------------------------------------------------------------------------------------
 
+    def end_soon(self) -> None:
+        """Replace no lost host any more, and prepare to give the room back: the deployment ends."""
+        self._is_ending = True
+        if self._remote is not None and self._releasing is None:
+            self._releasing = asyncio.ensure_future(self._remote.placer.release(when=self._is_unused))
+        for task in self._replacing:
+            task.cancel()
+
     async def stop(self, reason: str) -> None:
         """End all agents, and give their room back."""
         if self._remote is None:
             return
-        self._is_ending = True
+        self.end_soon()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         await self._end(list(self.links.values()), reason)
-        await self._remote.placer.release()
+        self._is_unused.set()
+        if self._releasing is not None:
+            await self._releasing
 
     async def _end(self, links: Sequence[AgentLink], reason: str) -> None:
         """End agents and wait until they have ended, as far as they answer."""

@@ -79,7 +79,8 @@ class PublishedSupervisor(Protocol):
 
 
 class StatePublisher:
-    """Keeps the hub up to date. Owned by the supervisor, which calls `refresh` ten times a second.
+    """Keeps the hub up to date. Owned by the supervisor, which calls `refresh` ten times a second while
+    the hub is watched, and every two seconds otherwise. A reader of the state calls it first.
 
     `take`, `part` and `phase` handle messages and the end of children.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mstar_core.cluster.facts import HostFacts
+from mstar_core.cluster.facts import NAME_FAULT, HostFacts
 from mstar_core.errors import StartError
 
 MINORS = ("python",)
@@ -35,4 +35,6 @@ def unusable(host: HostFacts, why: str, needed: Mapping[str, str]) -> StartError
     hint = f"install the same there: pip install {packages}; or use other hosts"
     if compared("python", host.versions.get("python", "")) != compared("python", needed["python"]) and not host.fault:
         hint = f"use Python {compared('python', needed['python'])} on all hosts, or use other hosts"
+    if host.fault == NAME_FAULT:
+        hint = "give it another host name, then start Ray there again"
     return StartError(f"host {host.name} cannot run ranks of this deployment", why, hint, phase="plan", code="bad_host")

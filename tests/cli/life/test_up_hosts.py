@@ -228,6 +228,11 @@ REFUSED: dict[str, tuple[list[HostFacts], list[str], list[str]]] = {
         ["--gpus", "gpu-b"],
         ["host gpu-b cannot run ranks", "has no mstarctl", "pip install mstarctl=="],
     ),
+    "reserved name": (
+        [host("gpu-a", 1), host("local", 1, number=2)],
+        ["--gpus", "gpu-a:0,local:0"],
+        ["host local cannot run ranks", "means the host of the supervisor", "give it another host name"],
+    ),
     "no plugin": (
         [host("gpu-a", 1), host("gpu-b", 1, number=2, versions={**host("x").versions, "mstar-orpheus": ""})],
         ["--gpus", "gpu-b"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -115,6 +116,23 @@ async def test_a_worker_that_dies_on_another_host_comes_back_there(
         assert (died["cause"], died["host"]) == ("worker-1 was killed by SIGKILL on host b", "b")
         await event(supervisor, "deployment.ready", 2)
         assert worker.incarnation == 2 and exists(worker.pid) and len(placer.started["b"]) == 1
+
+
+async def test_a_deployment_that_ends_replaces_no_lost_host(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    play(api={"stubborn": True})  # the end takes as long as it may
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        placer.full = "all are in use"
+        placer.signal("b", signal.SIGKILL)
+        await event(supervisor, "host.waiting", 2)
+        supervisor.stop(now=True)
+        await event(supervisor, "deployment.stopping")
+        await asyncio.sleep(0)
+        asked, placer.full = placer.asked, ""
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
+        assert placer.asked <= asked + 1 and len(placer.started["b"]) == 1, "no agent was started while it ended"
 
 
 async def test_a_lost_host_is_replaced_and_its_ranks_start_there(
@@ -322,10 +340,46 @@ async def test_the_process_of_the_other_host_restarts_when_a_link_has_lost_messa
         assert kinds.count("link.broken") == 1 and "child.died" not in kinds
 
 
-def report(supervisor: Supervisor, reporter: str, peer: str, incarnation: int) -> None:
-    """Let a child report a break."""
-    message = LinkBroken(peer=peer, incarnation=incarnation, lost=7)
+def report(supervisor: Supervisor, reporter: str, peer: str, incarnation: int, silent_s: float = 0.0) -> None:
+    """Let a child report a break, or a silence."""
+    message = LinkBroken(peer=peer, incarnation=incarnation, lost=0 if silent_s else 7, silent_s=silent_s)
     supervisor.on_batch([Envelope(WIRE_VERSION, reporter, supervisor.children[reporter].incarnation, message)])
+
+
+async def test_a_link_that_breaks_again_and_again_restarts_its_process_later_each_time(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    pace = dataclasses.replace(QUICK, host_retry_s=(0.2, 60.0))
+    async with running(logged_spec(**two_hosts()), pace, placer=placer) as (supervisor, _):
+        for number in (1, 2, 3):
+            await event(supervisor, "deployment.ready", number)
+            worker = supervisor.children["worker-1"]
+            report(supervisor, "api", "worker-1", number)
+            broken = await event(supervisor, "link.broken", number)
+            assert broken["after_s"] == (0.0, 0.2, 60.0)[number - 1]
+        await until(lambda: not worker.is_running)
+        for _ in range(50):
+            report(supervisor, "worker-0", "worker-1", 3)
+        await asyncio.sleep(0.5)
+        assert worker.incarnation == 3 and supervisor.state == "degraded"
+        assert [item["type"] for item in supervisor.events.ring].count("link.broken") == 3
+
+
+async def test_a_link_that_brings_nothing_restarts_its_process_if_the_sender_runs(
+    logged_spec: Any, play: Play, placer: ProcessPlacer
+) -> None:
+    async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        began, worker = time.monotonic(), supervisor.children["worker-1"]
+        await until(lambda: worker.beats_since > 0)
+        report(supervisor, "api", "worker-1", 1, silent_s=time.monotonic() - began + 15.0)
+        assert supervisor.state == "ready", "it has not sent heartbeats for so long: its start explains the silence"
+        worker.beats_since -= 60.0
+        report(supervisor, "api", "worker-1", 1, silent_s=15.0)
+        broken = await event(supervisor, "link.broken")
+        assert (broken["child"], broken["lost"], broken["silent_s"]) == ("worker-1", 0, 15.0)
+        assert supervisor.reason == "messages between worker-1 and api do not arrive"
+        await event(supervisor, "deployment.ready", 2)
 
 
 async def test_a_process_whose_reports_were_lost_restarts(logged_spec: Any, play: Play, placer: ProcessPlacer) -> None:
