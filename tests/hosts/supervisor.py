@@ -40,7 +40,9 @@ RELAYS: Final = "RELAYS"
 """Environment variable: not empty if connections between processes of two hosts can be cut."""
 
 HELD_S: Final = 0.3
-"""Time for messages to be on the way when a connection is cut."""
+MOST_HELD_S: Final = 15.0
+HELD_BYTES: Final = 200
+"""A connection is cut once messages are on the way, which are larger than heartbeats and marks; at the latest then."""
 
 
 class Machine(ProcessPlacer):
@@ -90,6 +92,9 @@ class CutOutbound(Outbound):
             for relay in relays:
                 relay.hold()
             time.sleep(HELD_S)
+            end = time.monotonic() + MOST_HELD_S
+            while not any(relay.held >= HELD_BYTES for relay in relays) and time.monotonic() < end:
+                time.sleep(0.01)
             for relay in relays if not words else ():
                 relay.drop()
             mark.unlink()

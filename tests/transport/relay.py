@@ -11,7 +11,7 @@ HOST = "127.0.0.1"
 
 
 class Relay:
-    """Listens at `endpoint` and passes every connection on to a target."""
+    """Listens at `endpoint` and passes every connection on to a target. held: bytes received during a `hold`."""
 
     def __init__(self, target: str) -> None:
         host, port = target.removeprefix("tcp://").split(":")
@@ -20,6 +20,7 @@ class Relay:
         self.endpoint = f"tcp://{HOST}:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self.held = 0
         self._flows = threading.Event()
         self._flows.set()
         self._start(self._accept)
@@ -40,6 +41,7 @@ class Relay:
 
     def hold(self) -> None:
         """Pass no bytes on until `resume`; connections stay."""
+        self.held = 0
         self._flows.clear()
 
     def resume(self) -> None:
@@ -73,6 +75,7 @@ class Relay:
     def _copy(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                self.held += len(data)
                 self._flows.wait()
                 target.sendall(data)
         with suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.fakes.ports import free_port
 
 Cli = Callable[..., Any]
 Cluster = Callable[..., FakeSurvey]
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "hosts.md"
 
 SPLIT = """model: orpheus
 node_groups:
@@ -387,3 +389,18 @@ def test_right_after_a_start_the_file_and_the_deployment_are_equal(cluster: Clus
     file = str(file_of(tmp_path, SPLIT))
     spec = make_planned(UpOptions(target=file, ray="auto", gpus="gpu-a:0,gpu-b:0", port=free_port())).spec
     assert differences(spec, config_now(spec)) == []
+
+
+def test_the_commands_and_the_file_of_the_page_plan_on_two_hosts(tool: Cli, cluster: Cluster, tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (file,) = re.findall(r"```yaml\n(model: .*?)```", text, re.DOTALL)
+    lists = re.findall(r"`--gpus (\S+)`", text)
+    assert "gpu1:0,gpu2:0" in lists and "gpu1:cpu,gpu2:cpu" in lists
+    split = str(file_of(tmp_path, file))
+    argvs = [("orpheus", "--ray", "auto", *words) for words in (("--gpus", "auto:2"), ("--replicas", "2"))]
+    argvs += [(split, "--gpus", places) for places in lists if places.startswith("gpu1:")]
+    for argv in (*argvs, (split,)):
+        cluster(host("gpu1", 1), host("gpu2", 1, number=2))
+        said = tool("up", *argv, "--dry-run", *own_port())
+        assert said.code == 0, (argv, said.err)
+        assert "gpu1" in said.out and "gpu2" in said.out, (argv, said.out)
