@@ -30,6 +30,7 @@ from mstar_core.api.http.sanic_protocol import start_app
 from mstar_core.api.link import Link
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.preprocess.child import load_processor
+from mstar_core.api.preprocess.grammar_checks import GrammarChecks
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.api.requests.registry import Registry
@@ -109,6 +110,7 @@ class ApiProcess:
         )
         self.stopped: asyncio.Future[str] | None = None
         self._keepalive_s = keepalive_s
+        self._make_process = make_process
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
         self._app: Sanic[Any, Any] | None = None
         self._service: Service | None = None
@@ -201,6 +203,7 @@ class ApiProcess:
             fetcher=self._fetcher,
             detokenizer=detokenizer,
             token_table=self._token_table,
+            grammars=GrammarChecks(make=self._make_process),
             keepalive_s=self._keepalive_s,
         )
         self._app = make_app(service)

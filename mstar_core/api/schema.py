@@ -77,6 +77,44 @@ class NamedFile(msgspec.Struct, kw_only=True):
     name: Annotated[str, Meta(description="a label only")] = ""
 
 
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """JSON schema of an answer. name, description: labels, which the model does not read."""
+
+    name: Annotated[str, Meta(description="1 to 64 of the characters a-z, A-Z, 0-9, _ and -")]
+    schema: Annotated[dict[str, Any], Meta(description="JSON schema, up to 128 KiB")]
+    strict: (
+        Annotated[bool, Meta(description="refuse keywords that no grammar holds; otherwise they are left out")] | None
+    ) = None
+    description: str | None = None
+
+
+class PlainTextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
+    """A JSON object."""
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """JSON that obeys a schema."""
+
+    json_schema: NamedSchema
+
+
+ResponseFormat = (
+    Annotated[
+        PlainTextFormat | JsonObjectFormat | JsonSchemaFormat, Meta(description="form of the text, held by a grammar")
+    ]
+    | None
+)
+GrammarText = (
+    Annotated[str, Meta(description="grammar of the text in the Lark form of llguidance, up to 128 KiB")] | None
+)
+RegexText = Annotated[str, Meta(description="regular expression that the whole text obeys")] | None
+ChoiceTexts = Annotated[list[str], Meta(description="texts of which the answer is one")] | None
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """Generate request: a form or a JSON object. Other fields are parameters of the model, as in model_kwargs."""
 
@@ -97,6 +135,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         Literal["data", "full"],
         Meta(description="`full` adds a start line, a done line, and `progress` and `partial_image` lines, if any"),
     ] = "data"
+    response_format: ResponseFormat = None
+    grammar: GrammarText = None
+    regex: RegexText = None
+    choice: ChoiceTexts = None
     model: ModelName = None
 
 
@@ -430,6 +472,10 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: Annotated[Effort, Meta(description="amount of thinking; default: that of the model")] | None = (
         None
     )
+    response_format: ResponseFormat = None
+    grammar: GrammarText = None
+    regex: RegexText = None
+    choice: ChoiceTexts = None
     logprobs: Annotated[bool, Meta(description="return the log-probability of each token")] = False
     top_logprobs: Annotated[int, Meta(description="most likely tokens to return with each token, 0 to 20")] | None = (
         None

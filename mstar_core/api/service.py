@@ -30,6 +30,7 @@ from mstar_core.api.output.units import OutputItem
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.preprocess.grammar_checks import GrammarChecks
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
@@ -222,6 +223,7 @@ class Service:
         fetcher: Fetcher,
         detokenizer: Callable[[], Detokenizer] | None = None,
         token_table: Callable[[], TokenTable] | None = None,
+        grammars: GrammarChecks | None = None,
         keepalive_s: float = KEEPALIVE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -251,6 +253,7 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self._token_table = token_table
+        self.grammars = grammars or GrammarChecks()
         self.kept_events = KeptEvents()
         self.detachable: set[asyncio.Task[Any]] = set()  # handlers of requests that may outlive their connection
         self.background = BackgroundRuns()
@@ -278,6 +281,7 @@ class Service:
     async def close(self) -> None:
         """End the runs in the background, whose requests have failed, and close the store of responses."""
         await self.background.close()
+        await self.grammars.close()
         await self.responses.close()
 
     def _why_waiting(self) -> str:

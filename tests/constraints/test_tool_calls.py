@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from mstar_core.constraints.tool_calls import of_tool_calls, problem_of
+from mstar_core.constraints.answers import of_answer
+from mstar_core.constraints.checker import GrammarChecker
+from mstar_core.constraints.tool_calls import MOST_CALLS
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.plugin.chat.format import ChatFormat, ReasoningFormat, ToolFormat
 from mstar_core.plugin.chat.parser import AnswerParser
@@ -25,6 +29,14 @@ ADD = Tool(name="add", parameters=NUMBER, strict=True)
 NOW = Tool(name="now")
 TOOLS = (ADD, NOW)
 REQUIRED, AUTO = ToolChoice(mode="required"), ToolChoice()
+
+
+def of_tool_calls(form: ChatFormat, tools: Sequence[Tool], choice: ToolChoice, *, begins_open: bool = False) -> str:
+    return of_answer(form, tools=tools, choice=choice, begins_open=begins_open)
+
+
+def problem_of(grammar: str) -> str:
+    return GrammarChecker(None, {}).problem(grammar)
 
 
 def admits(grammar: str, text: str) -> bool:
@@ -80,6 +92,14 @@ def test_an_answer_of_its_own_choice_is_text_or_valid_calls(form: ChatFormat) ->
     assert not admits(grammar, f"{begin} oops")
     if form.tools is not None and form.tools.begin:
         assert admits(grammar, f"Well. {calls(form, ('now', '{}'))}")
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("choice", [REQUIRED, AUTO], ids=["required", "auto"])
+def test_the_number_of_calls_is_bounded(form: ChatFormat, choice: ToolChoice) -> None:
+    grammar = of_tool_calls(form, TOOLS, choice)
+    assert admits(grammar, calls(form, *[("add", '{"a": 1}')] * MOST_CALLS))
+    assert not admits(grammar, calls(form, *[("add", '{"a": 1}')] * (MOST_CALLS + 1)))
 
 
 def test_thinking_comes_before_calls() -> None:

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.parse.prompts import RawPrompt
@@ -45,6 +45,8 @@ MIN_PERIOD_MS: Final = 0.01
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 256
 MAX_INT: Final = 2**63 - 1
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +165,15 @@ def check_params(spec: ModelSpec, sent: Mapping[str, Any], rules: ParamRules) ->
     )
 
 
-def constrained(params: RequestParams, constraint: str) -> RequestParams:
-    """Return the parameters with a grammar of the answer. Raises RequestError if the answer goes on behind its end."""
-    if getattr(params.params, "ignore_eos", False):
-        hint = "omit it, or what needs a grammar: response_format, tool_choice, strict"
+def constrained(params: P, constraint: str) -> P:
+    """Return a model's parameters with a grammar of the answer.
+
+    Raises RequestError if the answer goes on behind its end.
+    """
+    if getattr(params, "ignore_eos", False):
+        hint = "omit it, or what needs a grammar: response_format, grammar, regex, choice, tool_choice, strict"
         raise RequestError("ignore_eos contradicts a grammar of the answer", hint=hint, field="ignore_eos")
-    return dataclasses.replace(params, params=dataclasses.replace(params.params, constraint=constraint))
+    return dataclasses.replace(params, constraint=constraint)  # type: ignore[type-var]
 
 
 def _check_temperatures(params: Any) -> None:
@@ -236,7 +241,6 @@ NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": ("none", "auto"),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
     **{name: ({},) if name == BIAS else (0,) for name in ADJUSTING},
     "speed": (1,),
     "stream": (False,),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -111,39 +110,6 @@ def check_tool_name(name: str, place: str) -> None:
         raise RequestError(
             f"{place} is {name[:80]!r}, but a name must have {NAME_RULE}", field=place, allowed=f"^{NAME.pattern}$"
         )
-
-
-async def constraint_of(spec: ModelSpec, options: ChatOptions) -> str | None:
-    """Return the grammar of an answer that must call tools, or whose calls obey a schema. None: it needs none.
-
-    Raises RequestError for a schema that cannot be compiled.
-    """
-    choice, tools = options.choice, options.tools
-    is_forced = choice.mode in ("required", "named")
-    if is_forced:
-        check_capability(spec, "structured_outputs", "tool_choice")
-    if not is_forced and (choice.mode == "none" or not any(tool.strict for tool in tools)):
-        return None
-    # Here, because most requests need no grammar, and a model without text has no need of the library.
-    from mstar_core.constraints.tool_calls import of_tool_calls, problem_of
-
-    constraint = of_tool_calls(spec.chat, tools, choice, begins_open=options.begins_open)
-    if not await asyncio.to_thread(problem_of, constraint):
-        return constraint
-    for number, tool in enumerate(tools):
-        alone = of_tool_calls(spec.chat, [tool], ToolChoice(mode="named", name=tool.name))
-        if problem := await asyncio.to_thread(problem_of, alone):
-            raise _not_compiled(problem, f"tools[{number}].function.parameters")
-    raise _not_compiled("the tools together are too large", "tools")
-
-
-def _not_compiled(problem: str, place: str) -> RequestError:
-    return RequestError(
-        f"{place} cannot be held by a grammar",
-        " ".join(problem.split())[:200],
-        "simplify the schema, or omit strict and tool_choice",
-        field=place,
-    )
 
 
 def read_effort(spec: ModelSpec, effort: Effort | None, field_name: str) -> tuple[Mapping[str, Any], bool]:

@@ -8,7 +8,7 @@ import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from mstar_core.api.preprocess.forms import encoded
 from mstar_core.api.preprocess.media_check import check_media, decoded_bytes
@@ -33,11 +33,23 @@ HEADROOM_BYTES: Final = 3 << 30
 CPU_S: Final = 30
 """CPU time limit of one job."""
 
+
 JobCall = tuple[str, tuple[Any, ...]]
 """Name and arguments of a job."""
 
 Answer = tuple[bool, Any]
 """(True, value) or (False, error)."""
+
+
+@runtime_checkable
+class GrammarJudge(Protocol):
+    """Checker of grammars, which runs in a pool process as processors do. cpu_s: CPU time limit of one check."""
+
+    cpu_s: int
+
+    def problem(self, constraint: str) -> str:
+        """Return why a grammar cannot hold an answer; empty if it can."""
+        ...
 
 
 def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Processor:
@@ -67,7 +79,7 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
         while True:
             answers = []
             for call in pipe.receive():
-                limit_cpu()
+                limit_cpu(processor.cpu_s if isinstance(processor, GrammarJudge) else CPU_S)
                 answers.append(answer(processor, call))
             try:
                 pipe.send(answers)
@@ -98,6 +110,9 @@ def answer(processor: Processor, call: JobCall) -> Answer:
                 return True, list(tokenizing(processor).tokenize(request, adds_special=adds_special))
             case "spell":
                 return True, list(tokenizing(processor).spell(*args))
+            case "problem":
+                assert isinstance(processor, GrammarJudge)
+                return True, processor.problem(*args)
             case _:
                 return False, PluginError(f"the pool has no job {name!r}")
     except Exception as error:  # noqa: BLE001  isolation boundary: one job
@@ -145,9 +160,9 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + HEADROOM_BYTES, mapped + HEADROOM_BYTES))
 
 
-def limit_cpu() -> None:
+def limit_cpu(seconds: int) -> None:
     """Set the CPU time limit of the next job; the kernel ends the process beyond it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(used.ru_utime + used.ru_stime) + CPU_S
+    soft = int(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

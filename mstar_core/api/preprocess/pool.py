@@ -198,6 +198,11 @@ class Pool:
         texts: list[bytes] = await self._run("spell", list(ids))
         return texts
 
+    async def problem(self, constraint: str) -> str:
+        """Return why a grammar cannot hold an answer, see `GrammarChecker`. Raises BadMedia if that takes too long."""
+        text: str = await self._run("problem", constraint, is_single=True)  # ends alone
+        return text
+
     async def close(self) -> None:
         """End all processes; running jobs fail. Safe to call twice."""
         self._closing = True
@@ -215,8 +220,8 @@ class Pool:
         self._starter.shutdown(wait=False)
         self._threads.shutdown(wait=False)
 
-    async def _run(self, name: str, *args: Any) -> Any:
-        job = PoolJob.of(name, *args)
+    async def _run(self, name: str, *args: Any, is_single: bool = False) -> Any:
+        job = PoolJob.of(name, *args, is_single=is_single)
         self._waiting.append(job)
         self._dispatch()
         return await job.answer

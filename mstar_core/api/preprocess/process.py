@@ -175,6 +175,8 @@ def checked(call: JobCall, answer: Any) -> Answer:
             return True, ids
         case "spell", (True, list(texts)) if len(texts) == len(args[0]) and all(map(_is_bytes, texts)):
             return True, texts
+        case "problem", (True, str()):
+            return True, answer[1]
         case "recode", (True, bytes()):
             return True, answer[1]
         case "postprocess", (True, (bytes(), dict() as metadata)) if all(isinstance(key, str) for key in metadata):

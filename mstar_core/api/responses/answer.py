@@ -11,6 +11,7 @@ import msgspec
 
 from mstar_core.api.errors import ErrorReply
 from mstar_core.api.group import GroupPart
+from mstar_core.api.output.token_scores import Likelihood, TokenScore
 from mstar_core.api.responses.schema import (
     FunctionCallItem,
     IncompleteDetails,
@@ -28,8 +29,11 @@ from mstar_core.api.responses.schema import (
     ResponseUsage,
     Status,
     TokenLogprob,
+    TokenOption,
 )
 from mstar_core.api.text.answers import AnswerReader
+from mstar_core.api.text.content_scores import ContentScores
+from mstar_core.api.text.logprobs import finite
 from mstar_core.plugin.chat.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
 
 
@@ -39,8 +43,10 @@ class ResponseAnswer:
     All methods return the events of what they change, in the order in which clients expect them.
     """
 
-    def __init__(self, response: ResponseObject) -> None:
+    def __init__(self, response: ResponseObject, *, has_logprobs: bool = False) -> None:
+        """has_logprobs: texts have the log-probabilities of their tokens."""
         self.response = response
+        self._scores = ContentScores() if has_logprobs else None
         self._number = 0
         self._open: OutputItem | None = None
 
@@ -60,17 +66,20 @@ class ResponseAnswer:
         """Append a part of the answer, and complete the response if it is the last one."""
         events: list[ResponseEvent] = []
         for each in reader.read(piece):
+            if self._scores is not None and each.chunk is not None:
+                self._scores.add(each.chunk)
             for part in each.parts:
-                events += self._part(reader, part)
+                tokens = self._scores.of(part) if self._scores is not None else ()
+                events += self._part(reader, part, tokens)
         if piece.done is not None:
             usage = usage_of(piece.done.usage, reader.reasoning_tokens)
             events += self.end(piece.done.finish_reason, usage)
         return events
 
-    def _part(self, reader: AnswerReader, part: Part) -> list[ResponseEvent]:
+    def _part(self, reader: AnswerReader, part: Part, tokens: Sequence[TokenScore]) -> list[ResponseEvent]:
         match part:
             case Content(text):
-                return self.content(text)
+                return self.content(text, response_logprobs_of(tokens))
             case Reasoning(text):
                 return self.reasoning(text)
             case CallBegin(index, name):
@@ -209,6 +218,18 @@ class ResponseAnswer:
 def encoded(event: ResponseEvent) -> tuple[bytes]:
     """Return the server-sent event."""
     return (b"event: %s\ndata: %s\n\n" % (event.type.encode(), msgspec.json.encode(event)),)
+
+
+def response_logprobs_of(tokens: Sequence[TokenScore]) -> list[TokenLogprob]:
+    """Return the log-probabilities of tokens of a text."""
+    return [
+        TokenLogprob(**_likely(score.token), top_logprobs=[TokenOption(**_likely(each)) for each in score.most_likely])
+        for score in tokens
+    ]
+
+
+def _likely(token: Likelihood) -> dict[str, Any]:
+    return {"token": token.text, "bytes": list(token.data), "logprob": finite(token.logprob)}
 
 
 def usage_of(usage: Mapping[str, Any], reasoning_tokens: int) -> ResponseUsage:

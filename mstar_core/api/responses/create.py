@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -14,13 +14,23 @@ from sanic.response import HTTPResponse
 from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, GroupPart, open_group
 from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.parse.constraint import read_text_form
+from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.parse.tools import ChatOptions, read_effort, read_tools
 from mstar_core.api.response_store import StoredResponse, owner_of
 from mstar_core.api.responses.answer import ResponseAnswer, encoded
 from mstar_core.api.responses.background import RUNNING, finished, start
 from mstar_core.api.responses.items import numbered, with_types
-from mstar_core.api.responses.options import chat_fields, chat_place, check_options, check_raw, choice_of, tools_of
+from mstar_core.api.responses.options import (
+    LOGPROBS,
+    chat_place,
+    check_options,
+    check_raw,
+    choice_of,
+    form_of,
+    tools_of,
+)
 from mstar_core.api.responses.schema import (
     Item,
     ReasoningEcho,
@@ -34,6 +44,7 @@ from mstar_core.api.responses.turns import chat_form
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import answered_name, check_name, openai_parsed, read_body
 from mstar_core.api.routes.request_state import follow
+from mstar_core.api.schema import PlainTextFormat
 from mstar_core.api.service import Service
 from mstar_core.api.text.answers import AnswerReader, answer_readers
 from mstar_core.errors import MstarError, RequestError
@@ -119,7 +130,12 @@ async def _created(exchange: Exchange, body: ResponsesRequest, rest: dict[str, A
         items=msgspec.json.encode(items),
     )
     (reader,) = answer_readers(exchange, call, 1)
-    return Created(call=call, answer=ResponseAnswer(response), reader=reader, entry=entry if is_stored else None)
+    return Created(
+        call=call,
+        answer=ResponseAnswer(response, has_logprobs=LOGPROBS in (body.include or ())),
+        reader=reader,
+        entry=entry if is_stored else None,
+    )
 
 
 async def _earlier(exchange: Exchange, response_id: str | None) -> list[Item]:
@@ -151,8 +167,11 @@ async def _call(
     form = chat_form(body.instructions, earlier, items, is_text=isinstance(body.input, str))
     try:
         options = _options(exchange, body)
-        params = openai_parsed(exchange, {**rest, **chat_fields(body)}, OUTPUTS, route="chat")
-        return await chat_call(exchange, form.messages, OUTPUTS, options, params)
+        asked = read_text_form(exchange.service.model, form_of(body), OUTPUTS, options)
+        params = openai_parsed(exchange, rest, OUTPUTS, route="chat")
+        count = chat_logprobs(exchange.service.model, body.top_logprobs, is_wanted=LOGPROBS in (body.include or ()))
+        params = replace(params, params=with_logprobs(params.params, count))
+        return await chat_call(exchange, form.messages, OUTPUTS, options, params, asked)
     except RequestError as error:
         error.title, error.hint = (chat_place(form.place(text)) for text in (error.title, error.hint))
         if error.field is not None:
@@ -187,7 +206,7 @@ def _response(
         reasoning=ReasoningEcho(effort=reasoning.effort if reasoning is not None else None),
         store=is_stored,
         temperature=getattr(call.params, "temperature", None),
-        text=TextEcho(format=(text.format if text is not None else None) or {"type": "text"}),
+        text=TextEcho(format=(text.format if text is not None else None) or PlainTextFormat()),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,

@@ -9,12 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from mstar_core.api.parse.constraint import TextFormFields
 from mstar_core.api.parse.tools import SentTool
 from mstar_core.api.responses.schema import (
     AllowedTools,
     FunctionChoice,
     ResponsesRequest,
+    SchemaOption,
 )
+from mstar_core.api.schema import JsonSchemaFormat, NamedSchema
 from mstar_core.errors import RequestError, did_you_mean
 from mstar_core.plugin.chat.turns import ToolChoice
 
@@ -127,18 +130,13 @@ def choice_of(body: ResponsesRequest) -> ToolChoice:
             return ToolChoice(mode=other or "auto", parallel=parallel)
 
 
-def chat_fields(body: ResponsesRequest) -> dict[str, Any]:
-    """Return the format of the text and the log-probabilities as fields of a chat."""
-    fields: dict[str, Any] = {}
+def form_of(body: ResponsesRequest) -> TextFormFields:
+    """Return the format of the text as fields of a chat."""
     form = body.text.format if body.text is not None else None
-    if form is not None and form.get("type") == "json_schema":
-        inner = {name: value for name, value in form.items() if name != "type"}
-        form = {"type": "json_schema", "json_schema": inner}
-    if form is not None:
-        fields["response_format"] = form
-    if LOGPROBS in (body.include or ()):
-        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return fields
+    if isinstance(form, SchemaOption):
+        named = NamedSchema(name=form.name, schema=form.schema, strict=form.strict, description=form.description)
+        return TextFormFields(response_format=JsonSchemaFormat(json_schema=named))
+    return TextFormFields(response_format=form)
 
 
 def chat_place(text: str) -> str:

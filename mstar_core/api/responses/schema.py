@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from mstar_core.api.schema import InputAudio, ModelName, RequestId
+from mstar_core.api.schema import InputAudio, JsonObjectFormat, ModelName, PlainTextFormat, RequestId
 from mstar_core.plugin.chat.format import Effort
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -163,16 +163,24 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     generate_summary: Annotated[str, Meta(description="the same as summary")] | None = None
 
 
+class SchemaOption(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """JSON that obeys a schema. name, description: labels, which the model does not read."""
+
+    name: Annotated[str, Meta(description="1 to 64 of the characters a-z, A-Z, 0-9, _ and -")]
+    schema: Annotated[dict[str, Any], Meta(description="JSON schema, up to 128 KiB")]
+    strict: (
+        Annotated[bool, Meta(description="refuse keywords that no grammar holds; otherwise they are left out")] | None
+    ) = None
+    description: str | None = None
+
+
+TextFormat = PlainTextFormat | JsonObjectFormat | SchemaOption
+
+
 class TextOptions(msgspec.Struct, kw_only=True):
     """Options of the text of an answer."""
 
-    format: (
-        Annotated[
-            dict[str, Any],
-            Meta(description="`{type: text}`, `{type: json_object}` or `{type: json_schema, name, schema, strict}`"),
-        ]
-        | None
-    ) = None
+    format: Annotated[TextFormat, Meta(description="form of the text, held by a grammar")] | None = None
     verbosity: Annotated[str, Meta(description="only `medium`")] | None = None
 
 
@@ -257,7 +265,7 @@ class ReasoningEcho(msgspec.Struct, kw_only=True):
 class TextEcho(msgspec.Struct, kw_only=True):
     """Options of text that applied."""
 
-    format: dict[str, Any]
+    format: TextFormat
     verbosity: str = "medium"
 
 
@@ -282,7 +290,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     service_tier: str = "default"
     store: bool = False
     temperature: float | None = None
-    text: TextEcho = msgspec.field(default_factory=lambda: TextEcho(format={"type": "text"}))
+    text: TextEcho = msgspec.field(default_factory=lambda: TextEcho(format=PlainTextFormat()))
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedTools = "auto"
     tools: list[FunctionTool] = []
     top_logprobs: int = 0

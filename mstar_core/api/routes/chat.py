@@ -13,10 +13,11 @@ from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
 from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.parse.constraint import TextForm, constraint_of, read_text_form
 from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs, constrained
-from mstar_core.api.parse.tools import ChatOptions, SentTool, constraint_of, read_effort, read_tools
+from mstar_core.api.parse.tools import ChatOptions, SentTool, read_effort, read_tools
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
 from mstar_core.api.routes.fields import answered_name, check_count, check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import ChatMessage, ChatRequest, NamedToolChoice
@@ -52,11 +53,12 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
     check_name(exchange, body.model)
     outputs = _outputs(spec, body)
     options = _options(spec, body, outputs, exchange.limits.max_text_bytes)
+    asked = read_text_form(spec, body, outputs, options)
     voice = voice_of(spec, body.audio.voice, "audio.voice") if body.audio is not None else None
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     count = chat_logprobs(spec, body.top_logprobs, is_wanted=body.logprobs)
     params = replace(params, params=with_logprobs(params.params, count))
-    return await chat_call(exchange, body.messages, outputs, options, params)
+    return await chat_call(exchange, body.messages, outputs, options, params, asked)
 
 
 async def chat_call(
@@ -65,17 +67,21 @@ async def chat_call(
     outputs: tuple[str, ...],
     options: ChatOptions,
     params: RequestParams,
+    asked: TextForm | None,
 ) -> ParsedRequest:
-    """Read a conversation and its media, and make the grammar that its options need. Returns the whole request.
+    """Read a conversation and its media, and make the grammar that its options or its form need.
+
+    Returns the whole request. asked: the form of its text, None for any text.
 
     Raises as `read_messages` and `constraint_of`, and TimedOut.
     """
     service = exchange.service
-    constraint = await constraint_of(service.model, options)
-    if constraint is not None:
-        options, params = replace(options, constraint=constraint), constrained(params, constraint)
     try:
         async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
+            constraint = await constraint_of(service.model, options, asked, service.grammars)
+            if constraint is not None:
+                options = replace(options, constraint=constraint)
+                params = replace(params, params=constrained(params.params, constraint))
             read = await read_messages(messages, service.model, exchange.limits, service.fetcher)
     except TimeoutError as error:
         raise TimedOut(

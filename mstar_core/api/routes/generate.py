@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sanic.response import HTTPResponse
@@ -21,9 +21,11 @@ from mstar_core.api.output.line_formats import (
     whole_outputs,
 )
 from mstar_core.api.output.usage import native_usage
+from mstar_core.api.parse.constraint import TextFormFields, constraint_of, read_text_form
 from mstar_core.api.parse.media import decoded, part_of_upload
-from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params
-from mstar_core.api.routes.fields import check_name, rules_of
+from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params, constrained
+from mstar_core.api.parse.tools import ChatOptions, read_effort
+from mstar_core.api.routes.fields import check_name, json_or_text, rules_of, typed
 from mstar_core.api.schema import GenerateRequest
 from mstar_core.api.service import Completion, Session
 from mstar_core.errors import RequestError, TooLarge
@@ -32,6 +34,8 @@ from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
 
 OWN: Final = frozenset(GenerateRequest.__struct_fields__)
+JSON_FIELDS: Final = ("response_format", "choice")
+"""Fields that forms send as JSON."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +89,9 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     spec, fields = exchange.service.model, form.fields
     check_name(exchange, fields.get("model"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
-    checked = check_params(spec, _sent_params(fields), rules_of(exchange, outputs))
+    sent = _sent_params(fields)
+    asked = read_text_form(spec, _asked_fields(fields, sent), outputs)
+    checked = check_params(spec, sent, rules_of(exchange, outputs))
     text = fields.get("text")
     if text is not None and not isinstance(text, str):
         raise RequestError("text must be a string", field="text")
@@ -95,6 +101,11 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
         field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
         raise RequestError("the request has no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
+    if asked is not None:
+        _, begins_open = read_effort(spec, None, "reasoning_effort")
+        constraint = await constraint_of(spec, ChatOptions(begins_open=begins_open), asked, exchange.service.grammars)
+        if constraint is not None:
+            checked = dataclasses.replace(checked, params=constrained(checked.params, constraint))
     return checked.request(exchange.request_id, exchange.route, text=text, media=media, order=order, outputs=outputs)
 
 
@@ -105,6 +116,15 @@ def _sent_params(fields: dict[str, Any]) -> dict[str, Any]:
     if kwargs is not None and not isinstance(kwargs, dict):
         raise RequestError("model_kwargs must be a JSON object", field="model_kwargs", code="invalid_json")
     return {**{name: value for name, value in fields.items() if name not in OWN}, **(kwargs or {})}
+
+
+def _asked_fields(fields: Mapping[str, Any], params: dict[str, Any]) -> TextFormFields:
+    """Return the fields that hold the text to a form, and take those out of the parameters, which win."""
+    sent = {name: params.pop(name, fields.get(name)) for name in TextFormFields.__struct_fields__}
+    asked, _ = typed(
+        {name: json_or_text(value) if name in JSON_FIELDS else value for name, value in sent.items()}, TextFormFields
+    )
+    return asked
 
 
 def _names(value: Any, field: str) -> list[str] | None:

@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher
 from PIL import Image
 
-from mstar_core.constraints.tool_calls import of_tool_calls
+from mstar_core.constraints.answers import of_answer
 from mstar_core.errors import BadMedia, RequestError, TooLarge, WeightsError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.chat.turns import Role, Tool, ToolCall, ToolChoice, Turn
@@ -208,7 +208,7 @@ def test_calls_and_their_results_are_written_as_the_template_does(processor: Pro
 def test_its_vocabulary_holds_an_answer_to_calls(processor: Processor) -> None:
     table, end = processor.token_table(), processor._config.ids.im_end
     assert (len(table), table.ends, table.tokens[end]) == (700, (end,), b"<|im_end|>")
-    grammar = of_tool_calls(CHAT, [NOW], ToolChoice(mode="required"))
+    grammar = of_answer(CHAT, tools=[NOW], choice=ToolChoice(mode="required"))
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, is_whole in ((call, True), (f"{call} so", False), ("Hello", False)):
         ids = table.ids_of(text)

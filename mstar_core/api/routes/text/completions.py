@@ -16,8 +16,9 @@ from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.output.kept_events import EVENTS, Event
 from mstar_core.api.output.token_scores import TokenScore
 from mstar_core.api.parse.capabilities import LOGPROBS, check_capability
+from mstar_core.api.parse.constraint import read_text_form, text_constraint
 from mstar_core.api.parse.logprobs import with_logprobs
-from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.parse.params import ParsedRequest, constrained
 from mstar_core.api.parse.prompts import RawPrompt, read_prompts
 from mstar_core.api.routes.fields import answered_name, check_count, check_name, openai_parsed, read_body
 from mstar_core.api.routes.text.schema import CompletionChoice, CompletionRequest, TextCompletion
@@ -33,7 +34,11 @@ async def completion(exchange: Exchange) -> HTTPResponse | None:
     body, rest = await read_body(exchange, CompletionRequest)
     check_name(exchange, body.model)
     count = _count(exchange, body)
+    asked = read_text_form(exchange.service.model, body, OUTPUTS)
     calls = raw_calls(exchange, read_prompts(body.prompt, "prompt", exchange.limits), rest, OUTPUTS)
+    constraint = await text_constraint(asked, exchange.service.grammars)
+    if constraint is not None:
+        calls = [replace(call, params=constrained(call.params, constraint)) for call in calls]
     if body.logprobs is not None:
         check_capability(exchange.service.model, LOGPROBS, "logprobs")
         calls = [replace(call, params=with_logprobs(call.params, body.logprobs)) for call in calls]

@@ -7,7 +7,18 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from mstar_core.api.schema import ChatMessage, CompletionLogprobs, ModelName, RequestId, StreamOptions, Usage
+from mstar_core.api.schema import (
+    ChatMessage,
+    ChoiceTexts,
+    CompletionLogprobs,
+    GrammarText,
+    ModelName,
+    RegexText,
+    RequestId,
+    ResponseFormat,
+    StreamOptions,
+    Usage,
+)
 from mstar_core.graph.declare.sampling import MOST_LOGPROBS
 
 IDS: Final = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
@@ -43,6 +54,10 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
         ]
         | None
     ) = None
+    response_format: ResponseFormat = None
+    grammar: GrammarText = None
+    regex: RegexText = None
+    choice: ChoiceTexts = None
     best_of: Annotated[int, Meta(ge=1, description="accepted if it equals `n`")] | None = None
     suffix: Annotated[str, Meta(description="not supported", extra_json_schema={"maxLength": 0})] | None = None
     request_id: RequestId = None
