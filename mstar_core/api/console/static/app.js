@@ -46,13 +46,13 @@ function watchHistory() {
 
 async function start() {
   onKey(askForKey);
-  const card = (await json("/v1/models")).data[0];
+  const [card, ...others] = (await json("/v1/models")).data;
   byId("model").textContent = card.id;
   document.title = `${card.id} · mstarctl`;
   byId("notice").textContent = card.notice || "";
   byId("notice").hidden = !card.notice;
   watchHistory();
-  const session = new Session(card, byId("after"), byId("recent"));
+  const session = new Session(card, byId("after"), byId("recent"), others.filter(({ parent }) => parent === card.id));
   showTabs(SURFACES.filter((surface) => surface.fits(card)), card, session);
   document.body.dataset.ready = "1";
   showGraph(byId("graph"), byId("live"));

@@ -10,8 +10,10 @@ import { snippets } from "./snippets.js";
 const KEPT = 12;
 
 export class Session {
-  constructor(card, after, list) {
+  /** adapters: models beside `card` that requests may name. */
+  constructor(card, after, list, adapters = []) {
     this.card = card;
+    this.adapters = adapters;
     this.after = after;
     this.list = list;
     this.past = [];

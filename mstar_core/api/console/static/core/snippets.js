@@ -5,7 +5,7 @@ import { hasKey } from "./net.js";
 
 const LONG = /[A-Za-z0-9+/=]{200,}/g;
 const OPENAI = { "/v1/chat/completions": "chat.completions.create", "/v1/audio/speech": "audio.speech.create" };
-const PLAIN = ["model", "messages", "stream", "modalities", "audio", "temperature", "max_tokens", "seed", "top_p", "input", "voice", "response_format", "prompt", "n", "size"];
+const PLAIN = ["model", "messages", "stream", "modalities", "audio", "temperature", "max_tokens", "seed", "top_p", "input", "voice", "response_format", "tools", "reasoning_effort", "prompt", "n", "size"];
 
 export function snippets(request, card) {
   const made = { curl: curl(request), Python: python(request), ...(sdkCall(request) ? { mstarctl: sdk(request) } : {}), ...(request.openai || OPENAI[request.path] ? { OpenAI: openai(request, card) } : {}) };
