@@ -15,7 +15,7 @@ from tests.outside.environment import FOLDER, Environment, node_environment, pyt
 from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
 from tests.outside.runs import junit_outcomes, program_outcomes, pytest_outcomes
-from tests.outside.servers import EMBEDDING, Servers
+from tests.outside.servers import CLOSING, EMBEDDING, Servers
 
 PROGRAMS = Path(__file__).with_name("programs")
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
@@ -51,8 +51,8 @@ def suites(servers: Servers) -> list[Suite]:
         _openai("images", BAGEL, ("tests/api_resources/test_images.py",)),
         _openai("speech, transcription", OMNI_MODEL, OPENAI_AUDIO_TESTS),
         *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis) for model in MODELS),
-        Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", TEXT, _langchain),
-        Suite("openai-agents", AGENTS, TEXT, _agents),
+        Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", CLOSING, _langchain),
+        Suite("openai-agents", AGENTS, CLOSING, _agents),
         *(Suite("litellm", LITELLM, model, _litellm(kinds, voice)) for model, kinds, voice in CLIENT_CASES),
         *(
             Suite("openai (JavaScript)", OPENAI_NODE, model, _node(kinds, voice))
@@ -78,7 +78,7 @@ OPENAI_TEXT_TESTS = tuple(
 )
 OPENAI_AUDIO_TESTS = tuple(f"tests/api_resources/audio/{name}.py" for name in ("test_speech", "test_transcriptions"))
 CLIENT_CASES = (
-    (TEXT, "chat,tools,completion,responses", ""),
+    (CLOSING, "chat,tools,completion,responses", ""),
     (BAGEL, "chat,image", ""),
     (OMNI_MODEL, "chat,speech,transcription", "ethan"),
     (ORPHEUS, "speech", "tara"),
