@@ -34,7 +34,7 @@ def add(a: int, b: int) -> int:
 
 def agent(kind):
     client = AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key="none", max_retries=0)
-    settings = ModelSettings(max_tokens=400, tool_choice="required")
+    settings = ModelSettings(max_tokens=400, tool_choice="required", parallel_tool_calls=False)
     model = kind(os.environ["MODEL"], client)
     return Agent(name="helper", instructions="Use a tool.", tools=[weather, add], model=model, model_settings=settings)
 
