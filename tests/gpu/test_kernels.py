@@ -19,11 +19,15 @@ from mstar_core.engine.cuda_graphs.ragged import CapturedNode
 from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.engine.sampling.sampler import Sampler
+from mstar_core.engine.sampling.logit_subset import LogitSubset
+from mstar_core.engine.sampling.masks import masked
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
-from tests.engine.tiny_engine import generate, prompt
+from mstar_core.layers.lora import AdapterLimits
+from tests.engine.tiny_engine import LM, generate, prompt
 from tests.gpu.kernels import launched
 from tests.gpu.test_engine import SAMPLINGS, WIDE, WideLM, wide_engine
+from tests.gpu.test_lora import blocks, projections
 
 pytestmark = pytest.mark.gpu
 RAN: set[str] = set()
@@ -244,11 +248,32 @@ def experts(cuda: torch.device, tokens: int, shared: int) -> None:
     assert moe(torch.randn(tokens, spec.width, device=cuda, dtype=torch.bfloat16)).isfinite().all()
 
 
+def masks(cuda: torch.device, rows: int, vocab: int) -> None:
+    """Mask the logits of every second sequence."""
+    words = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32, device=cuda)
+    places = torch.arange(rows, dtype=torch.int32, device=cuda)
+    places[1::2] = -1
+    logits = masked(torch.randn(rows, vocab, device=cuda), words, places, LogitSubset(LM, vocab, cuda))
+    assert not logits[1::2].isinf().any() and not logits.isnan().any()
+
+
+def adapters(cuda: torch.device, tokens: int) -> None:
+    """Add the products of three adapters to outputs of tokens, some of which have none."""
+    made = projections("o", AdapterLimits(count=3, rank=16), torch.bfloat16, cuda)
+    x = torch.randn(tokens, 4096, device=cuda, dtype=torch.bfloat16)
+    out = torch.zeros(tokens, 4096, device=cuda, dtype=torch.bfloat16)
+    with made.bank.applied(blocks(torch.arange(tokens) % 4 - 1, cuda)):
+        made.add(x, out)
+    assert out.isfinite().all()
+
+
 CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-1": lambda cuda: draws(cuda, 1, 53),
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
     "draws-17": lambda cuda: draws(cuda, 17, 1000),
     "module-draws": lambda cuda: module_draws(cuda, 12, 1001),
+    "masks": lambda cuda: masks(cuda, 3, 1001),
+    "adapters": lambda cuda: adapters(cuda, 37),
     "gates": lambda cuda: gates(cuda, 37, 1001),
     "linears": lambda cuda: linears(cuda, 3, 33),
     "sums": lambda cuda: sums(cuda, 3, 36),

@@ -111,7 +111,7 @@ def test_replays_that_run_ahead_equal_one_for_each_iteration(
         rolling = Rolling(WIDE, modules, here, 12)
         engine = rolling.driver.runners["ac_predictor"]
         if not is_ahead:
-            engine._scheduler._plans._look_ahead = lambda passes: None  # type: ignore[attr-defined]
+            engine._scheduler._passes._look_ahead = lambda passes: None  # type: ignore[attr-defined]
         for _ in range(2):
             rolling.whole(asked)
             rolling.driver.capture()

@@ -137,3 +137,8 @@ def test_blocks_are_sorted_spans_of_at_most_sixteen_tokens() -> None:
     assert spans.tolist() == [[0, 0, 1], [2, 1, 17], [2, 17, 33], [2, 33, 34]]
     found = {row: tokens.tolist() for row, tokens in blocks(rows).segments()}
     assert found == {0: [23], 2: [*range(20), *range(24, 37)]}
+
+
+def test_tokens_without_an_adapter_have_no_blocks() -> None:
+    order, spans = adapter_blocks(np.array([-1, -1]))
+    assert order.shape == (0,) and spans.shape == (0, 3)

@@ -47,7 +47,7 @@ def adapter_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return `order` int32 [T'] and `blocks` int32 [B, 3] of AdapterBlocks. rows: adapter of each packed token."""
     order = np.argsort(rows, kind="stable")[np.count_nonzero(rows == NO_ADAPTER) :]
     present, starts = np.unique(rows[order], return_index=True)
-    ends = np.append(starts[1:], len(order))
+    ends = np.append(starts[1:], len(order))[: len(present)]
     blocks = [
         (row, first, min(first + BLOCK_TOKENS, end))
         for row, start, end in zip(present.tolist(), starts.tolist(), ends.tolist(), strict=True)
