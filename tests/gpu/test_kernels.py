@@ -18,9 +18,9 @@ from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.ragged import CapturedNode
 from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.sampling.columns import UploadedColumns
-from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.sampling.logit_subset import LogitSubset
 from mstar_core.engine.sampling.masks import masked
+from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.layers.lora import AdapterLimits
