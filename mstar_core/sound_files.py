@@ -81,15 +81,20 @@ class _Sink(io.BytesIO):
 
 
 class AvEncoder:
-    """FLAC, MP3 or Opus encoder of PyAV. Not thread safe."""
+    """FLAC, MP3 or Opus encoder of PyAV. Not thread safe.
 
-    def __init__(self, form: AudioFormat, rate: int, channels: int, sink: BinaryIO) -> None:
+    serial: number of the stream in an Ogg file; None: random. With a number, equal samples give equal bytes.
+    """
+
+    def __init__(self, form: AudioFormat, rate: int, channels: int, sink: BinaryIO, serial: int | None = None) -> None:
         import av
 
         self._rate = rate
         self._layout = "mono" if channels == 1 else "stereo"
         self._sink = sink
         options = {"write_xing": "0"} if form.container == "mp3" and isinstance(sink, _Sink) else {}
+        if form.container == "ogg" and serial is not None:
+            options = {"fflags": "+bitexact", "serial_offset": str(serial)}
         self._container = av.open(sink, mode="w", format=form.container, options=options)
         codec: Any = form.codec
         self._stream: Any = self._container.add_stream(codec, rate=rate)
@@ -133,10 +138,10 @@ class AvEncoder:
         return self._sink.take() if isinstance(self._sink, _Sink) else b""
 
 
-def stream_encoder(form: AudioFormat, rate: int, channels: int) -> Encoder:
-    """Return an encoder for streaming."""
+def stream_encoder(form: AudioFormat, rate: int, channels: int, serial: int | None = None) -> Encoder:
+    """Return an encoder for streaming. serial: as for `AvEncoder`, at most 2**31 - 1."""
     if form.codec:
-        return AvEncoder(form, rate, channels, _Sink())
+        return AvEncoder(form, rate, channels, _Sink(), serial)
     return PcmEncoder(wav_header(rate, channels, None) if form.name == "wav" else b"")
 
 

@@ -166,7 +166,7 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
     finally:
         exchange.events.end()
         exchange.flush()  # Sanic ends a body that the handler did not end
-        if exchange.delivery is not None and exchange.delivery.is_behind:
+        if exchange.delivery is not None and exchange.delivery.is_replay:
             exchange.abort()  # the replay of a request ended before the response that the client has
         service.held.give(exchange.held_bytes)
         # Runs in the next loop iteration: a complete response is sent in this one and need not wait for its log line.

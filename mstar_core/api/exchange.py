@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,8 +22,8 @@ from mstar_core.api.handover.keeper import RESET
 from mstar_core.api.handover.transport import RecordedTransport
 from mstar_core.api.http.access import cors_headers
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, read_pieces, too_slow
-from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
-from mstar_core.api.output.kept_events import EVENTS, Event, EventLog
+from mstar_core.api.http.sanic_protocol import LARGE_BYTES, LAST_CHUNK, ChunkedBody, WholeBody, framed
+from mstar_core.api.output.kept_events import EVENTS, Data, Event, EventLog
 from mstar_core.api.output.line_formats import BINARY, FRAMES, LINES, error_line, pieces
 from mstar_core.api.requests.registry import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
@@ -156,6 +156,8 @@ class Exchange:
         content_type: of the events; None for a response of another kind. Raises RequestError, Duplicate.
         """
         self.events_type = content_type or ""
+        if self.delivery is not None:
+            self.delivery.note_events(self.events_type)
         value, kept = self.header(DETACH), self.service.kept_events
         is_kept = False if value is None else parse_bool(value)
         if is_kept is None:
@@ -188,40 +190,86 @@ class Exchange:
     async def fail_begun(self, reply: ErrorReply) -> bool:
         """End the events that another process has begun to send with an error. Returns False if there are none.
 
-        For a request that fails before this process has produced what the client has. Raises as `write`.
+        For a request that fails before this process has written anything. Raises as `write`.
         """
         delivery, content_type = self.delivery, self.events_type
         if delivery is None or not delivery.is_begun or not content_type or self.has_begun:
             return False
-        await self.write(b"", content_type)  # the head, which the client has
-        delivery.fail()
-        await self.send(self.failed_events(content_type, reply), content_type)
-        await self.end()
+        await self.fail(reply, content_type)
         return True
 
-    async def send(self, events: Iterable[Event], content_type: str, limit_s: float | None = None) -> None:
-        """Number and send events of a streamed response. Raises as `write`."""
+    async def fail(self, reply: ErrorReply, content_type: str) -> None:
+        """End a streamed response of events with an error. Raises as `write`."""
+        if self.delivery is not None:
+            await self._pass_head(content_type, None)
+            self.delivery.fail()
+        await self.send(self.failed_events(content_type, reply), content_type, is_last=True)
+        await self.end()
+
+    async def send(
+        self, events: Iterable[Event], content_type: str, limit_s: float | None = None, *, is_last: bool = False
+    ) -> None:
+        """Number and send events of a streamed response, as one part. is_last: `end` follows. Raises as `write`."""
         is_replay = self.delivery is not None and self.delivery.is_replay
-        for data in pieces(self.events.add(events, is_replay=is_replay)):
-            await self.write(data, content_type, limit_s)
+        await self._send_part(
+            list(pieces(self.events.add(events, is_replay=is_replay))), content_type, limit_s, is_last=is_last
+        )
 
     async def keep_alive(self, data: bytes, content_type: str, limit_s: float | None = None) -> None:
         """Send a part that holds no output, but not while a replay catches up. Raises as `write`."""
         if self.delivery is not None:
-            if self.delivery.is_behind:
+            await self._pass_head(content_type, limit_s)
+            if self.delivery.is_replay:
                 return
-            framing = 0 if self.request.version == "1.0" else len(b"%x\r\n\r\n" % len(data))
-            self.delivery.note_keepalive(len(data) + framing)
-        await self.write(data, content_type, limit_s)
+        await self._write(data, content_type, limit_s)
 
-    async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
-        """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""
-        if len(data) <= PART_BYTES:
-            await self._write(data, content_type, limit_s)
+    async def write(
+        self, data: bytes | memoryview, content_type: str, limit_s: float | None = None, *, is_last: bool = False
+    ) -> None:
+        """Send a part of a streamed response, after the headers. is_last: `end` follows.
+
+        Raises Stalled if the client does not read.
+        """
+        await self._send_part([data] if data else [], content_type, limit_s, is_last=is_last)
+
+    async def _send_part(
+        self, buffers: Sequence[Data], content_type: str, limit_s: float | None, *, is_last: bool
+    ) -> None:
+        """Send a part. A death leaves it out or, from its record, completes it; the last part ends the response."""
+        slices = [piece for data in buffers for piece in _slices(data)]
+        delivery, is_one_write = self.delivery, len(slices) == 1 and not is_last
+        if delivery is not None:
+            await self._pass_head(content_type, limit_s)
+            if slices:
+                if not is_one_write and not self.has_begun:
+                    await self._write(b"", content_type, limit_s)  # the head, which no part holds
+                self.flush()
+                delivery.writes()
+                if not is_one_write:
+                    await self._record(slices, is_last=is_last)
+        for piece in slices or [b""]:
+            await self._write(piece, content_type, limit_s)
+        if delivery is not None and slices:
+            delivery.written()
+
+    async def _pass_head(self, content_type: str, limit_s: float | None) -> None:
+        """Repeat the head that another process has sent; it is dropped."""
+        if self.delivery is not None and self.delivery.is_begun and not self.has_begun:
+            await self._write(b"", content_type, limit_s)
+            self.delivery.passed_head()
+
+    async def _record(self, slices: Sequence[Data], *, is_last: bool) -> None:
+        """Record a part of several writes, and with the last part the end of the response."""
+        transport: Any = self.request.transport
+        http: Any = self.request.stream
+        if self.is_left or not isinstance(transport, RecordedTransport) or transport.is_muted:
             return
-        whole = memoryview(data)
-        for start in range(0, len(whole), PART_BYTES):
-            await self._write(whole[start : start + PART_BYTES], content_type, limit_s)
+        data = list(slices)
+        if self._body is not None:
+            data = [piece for each in slices for piece in framed(each)]
+            if is_last and http.notes_end():
+                data.append(LAST_CHUNK)
+        await transport.record(data)
 
     async def _write(self, data: bytes | memoryview, content_type: str, limit_s: float | None) -> None:
         transport: Any = self.request.transport
@@ -272,11 +320,6 @@ class Exchange:
         """Write parts that are scheduled for the next loop iteration."""
         if self._body is not None:
             self._body.flush()
-
-    @property
-    def pending_bytes(self) -> int:
-        """Size of the parts that wait for the next loop iteration."""
-        return 0 if self._body is None else self._body.pending_bytes
 
     def abort(self, *, drops: bool = False) -> None:
         """Abort the connection, so that the client does not mistake a partial response for a complete one.
@@ -365,6 +408,15 @@ class Exchange:
             pass
 
 
+def _slices(data: Data) -> Iterator[Data]:
+    if len(data) <= PART_BYTES:
+        yield data
+        return
+    whole = memoryview(data)
+    for start in range(0, len(whole), PART_BYTES):
+        yield whole[start : start + PART_BYTES]
+
+
 def header_text(text: str) -> str:
     """Return text that is valid in a header: printable ASCII, at most 1 KiB."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:1024]
@@ -401,11 +453,10 @@ def _record(exchange: Exchange, transport: RecordedTransport) -> None:
         connection.continues = False
         exchange.request_id, exchange.trace_id = record.request_id, record.trace_id
         exchange.started, exchange.created = record.started, record.created
+        exchange.events_type = record.events_type
     else:
         recording.begin(exchange.request_id, exchange.trace_id, exchange.started, exchange.created)
-    exchange.delivery = Delivery(
-        transport, exchange.flush, lambda: exchange.pending_bytes, exchange.events, is_continued
-    )
+    exchange.delivery = Delivery(transport, exchange.flush, exchange.events, is_continued)
 
 
 def take_header_id(exchange: Exchange) -> None:
@@ -445,8 +496,6 @@ async def streaming(exchange: Exchange, content_type: str = EVENTS) -> AsyncIter
         if exchange.has_begun and error.code == "stalled":
             exchange.abort(drops=True)
         elif exchange.has_begun:
-            last = exchange.failed_events(content_type, reply_of(error, exchange.request_id))
-            await exchange.send(last, content_type)
-            await exchange.end()
+            await exchange.fail(reply_of(error, exchange.request_id), content_type)
         raise
     await exchange.end()

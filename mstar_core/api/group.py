@@ -64,6 +64,11 @@ class Group:
         return tuple(dict.fromkeys(warnings))
 
     @property
+    def is_done(self) -> bool:
+        """Return whether every item has ended."""
+        return len(self.done) == len(self.calls)
+
+    @property
     def left_s(self) -> float:
         """Return the seconds to the common deadline."""
         return self._exchange.started + self.calls[0].timeout_s - self._service.clock()
@@ -81,7 +86,7 @@ class Group:
 
     async def pieces(self) -> AsyncIterator[GroupPart | None]:
         """Yield parts as they arrive, and None after each keep-alive interval without one. Raises an item's error."""
-        while len(self.done) < len(self.calls):
+        while not self.is_done:
             try:
                 async with asyncio.timeout(self._service.keepalive_s):
                     piece = await self._queue.get()
@@ -90,8 +95,6 @@ class Group:
                 self._written()
                 continue
             if isinstance(piece, Exception):
-                if self._delivery is not None:
-                    self._delivery.fail()
                 raise piece
             if piece.done is not None:
                 self.done[piece.index] = piece.done

@@ -115,18 +115,13 @@ class Session:
         """
         pace = self._service.keepalive_s if keepalive_s is None else keepalive_s
         delivery = self._delivery if self._item is None else None
-        try:
-            async for chunks in self._chunks(pace):
-                if delivery is not None:
-                    delivery.note_firsts(self.encoder.first_at, self.encoder.first_sound_at)
-                    delivery.sends(0, self._gate.counts)
-                yield chunks
-                if delivery is not None:
-                    delivery.sent()
-        except MstarError:
+        async for chunks in self._chunks(pace):
             if delivery is not None:
-                delivery.fail()
-            raise
+                delivery.note_firsts(self.encoder.first_at, self.encoder.first_sound_at)
+                delivery.sends(0, self._gate.counts)
+            yield chunks
+            if delivery is not None:
+                delivery.sent()
 
     async def _chunks(self, pace: float) -> AsyncIterator[list[EncodedChunk]]:
         while self._ending is None:
@@ -162,8 +157,8 @@ class Session:
             if taken:
                 return taken
             assert self._delivery is not None
-            await self._delivery.caught_up(self._item or 0)
-            gate.advance()
+            await self._delivery.caught_up()
+            gate.open()
             taken += gate.take(())
         return taken or gate.take(await self._queue.take(timeout_s))
 

@@ -86,20 +86,43 @@ def test_the_request_in_progress_is_kept_and_ends_with_the_last_write(made: Made
     assert (other.record.is_active, other.request(), other.response(0)) == (False, b"NEXT", b"answer")
 
 
-def test_a_mark_counts_once_its_bytes_are_written(made: Made) -> None:
+def test_what_a_response_holds_counts_with_its_bytes(made: Made) -> None:
     recording, fd = made
     recording.begin("req", "trace", 0.0, 0.0)
-    recording.sends([{"text": 1}])
+    recording.holds([{"text": 1}], 1, 1)
     recording.sent([b"one"], 0)
-    recording.mark(3, [{"text": 1}])
-    recording.sends([{"text": 2}])
-    recording.mark(6, [{"text": 2}])  # its bytes wait for the next iteration of the loop
-    assert (seen(fd).record.mark, seen(fd).record.units) == (3, [{"text": 1}])
-    recording.sends([{"text": 3}])
-    recording.sent([b"two", b"thr"], 3)
+    recording.holds([{"text": 2}], 1, 2)
+    recording.prepare(6, 3)
+    recording.fill(b"two")
     record = seen(fd).record
-    assert (record.total, record.mark, record.units) == (9, 6, [{"text": 2}])
-    assert record.next_units == [{"text": 3}]
+    assert (record.total, record.units, record.events) == (3, [{"text": 1}], 1)
+    recording.fill(b"end")
+    recording.complete()
+    other = seen(fd)
+    assert (other.record.total, other.record.units, other.record.events) == (9, [{"text": 2}], 2)
+    assert other.response(3) == b"twoend"
+
+
+def test_a_response_that_has_ended_in_the_record_ends_once(made: Made) -> None:
+    recording, fd = made
+    recording.begin("req", "trace", 0.0, 0.0)
+    recording.ends(unread=0, is_closing=True)
+    recording.sent([b"last", b"end"], 0)
+    recording.ends(unread=0)  # said again by the write itself
+    assert (seen(fd).record.is_active, seen(fd).record.is_closing) == (False, True)
+    recording.begin("next", "trace", 0.0, 0.0)
+    recording.sent([b"first"], 0)
+    assert seen(fd).record.is_active
+
+
+def test_a_large_part_leaves_no_memory_behind_the_next_response(made: Made) -> None:
+    recording, fd = made
+    for size in (RESPONSE_BYTES, 10):
+        recording.begin("req", "trace", 0.0, 0.0)
+        recording.ends(unread=0)
+        recording.sent([b"x" * size], 0)
+    assert seen(fd).response(RESPONSE_BYTES) == b"x" * 10
+    assert os.fstat(fd).st_blocks * 512 < 8 * KEPT_PAGES_BYTES
 
 
 def test_bytes_that_the_client_does_not_read_are_kept_up_to_the_limit(made: Made) -> None:

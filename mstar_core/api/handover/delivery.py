@@ -32,35 +32,35 @@ log = logging.getLogger("mstar.api.handover")
 
 
 class UnitGate:
-    """Counts the outputs of one item. In a replay it passes those of a mark, then those of a torn part, then all.
+    """Counts the outputs of one item. In a replay it passes those that the client has, then all.
 
     Outputs of a port that is ahead wait for the other ports. counts: units that have passed, by port.
     """
 
-    def __init__(self, stages: Sequence[Units] = ()) -> None:
-        """stages: units by port at the end of each stage; everything passes after the last one."""
+    def __init__(self, target: Units | None = None) -> None:
+        """target: units that the client has, by port; None: everything passes."""
         self.counts: dict[str, int] = {}
-        self._stages = list(stages)
+        self._target = target
         self._held: list[OutputItem] = []
 
     @property
     def is_open(self) -> bool:
         """Whether everything passes."""
-        return not self._stages
+        return self._target is None
 
     @property
     def is_reached(self) -> bool:
-        """Whether all units of the current stage have passed."""
-        return not self._stages or covers(self.counts, self._stages[0])
+        """Whether all units that the client has have passed."""
+        return self._target is None or covers(self.counts, self._target)
 
     @property
     def is_empty(self) -> bool:
         """Whether no output waits."""
         return not self._held
 
-    def advance(self) -> None:
-        """Begin with the next stage."""
-        del self._stages[:1]
+    def open(self) -> None:
+        """Pass everything from now on."""
+        self._target = None
 
     def take(self, items: Sequence[OutputItem]) -> list[OutputItem]:
         """Return what may pass now of these outputs and of those that wait."""
@@ -76,9 +76,9 @@ class UnitGate:
         return passed
 
     def _split(self, item: OutputItem) -> tuple[OutputItem | None, OutputItem | None]:
-        if not self._stages:
+        if self._target is None:
             return item, None
-        room = self._stages[0].get(item.port, 0) - self.counts.get(item.port, 0)
+        room = self._target.get(item.port, 0) - self.counts.get(item.port, 0)
         if room >= _units(item):
             return item, None
         if room <= 0:
@@ -97,55 +97,39 @@ def _units(item: OutputItem) -> int:
 
 
 class Delivery:
-    """Outputs in the response of one request. Its items are numbered; most requests have one.
+    """Parts of the response of one request, and the outputs in them. Its items are numbered; most requests have one.
 
-    Without a replay it only takes notes. is_continued: another process has begun the request. flush: writes the parts
-    of the response that wait for the next iteration of the loop. pending: size of these parts. events: numbers the
-    events of the response.
+    A part is recorded as a whole: a chunk of sound, or several events that hold the same outputs. So the next process
+    goes on between two parts. It repeats the request, drops what it produces until the response holds what the client
+    has, and then writes. Bytes are not compared: a repeated part may be cut otherwise.
+
+    is_continued: another process has begun the request. flush: writes the parts of the response that wait for the next
+    iteration of the loop. events: numbers the events of the response.
     """
 
     def __init__(
         self,
         transport: RecordedTransport,
         flush: Callable[[], None],
-        pending: Callable[[], int],
         events: EventLog | None = None,
         is_continued: bool = False,
     ) -> None:
         self.is_continued = is_continued
+        self.is_begun = transport.is_muted
+        """Whether the client has a part of the response from another process, its head at least."""
+
         self._transport = transport
         self._recording = transport.recording
         self._flush = flush
-        self._pending = pending
         self._events = events if events is not None else EventLog()
         self._units: list[Units] = []
-        self._targets: list[Units] = []
-        self._torn: list[Units] = []
+        self._lines = 0
+        self._holds_outputs = False
+        self._targets: list[Units] = list(self._recording.record.units) if self.is_begun else []
+        self._has_head = not self.is_begun
         self._caught_up = asyncio.Event()
-        self._whole = asyncio.Event()
-        self._is_begun = transport.is_muted
         self._entries = self._recording.drawn()
-        if transport.is_muted:
-            self._replay()
-        else:
-            self._caught_up.set()
-            self._whole.set()
-
-    def _replay(self) -> None:
-        record = self._recording.record
-        self._targets = list(record.units)
-        following = list(record.next_units)
-        self._torn = following if any(not covers(_of(self._targets, n), f) for n, f in enumerate(following)) else []
-        if not self._torn:
-            self._whole.set()
-        if not any(self._targets):
-            self._transport.unmute(record.total - record.start - record.idle)  # keep-alives are not repeated
-            self._caught_up.set()
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether the client has a part of the response from another process."""
-        return self._is_begun
+        self._check_units()
 
     def drawn(self, index: int, drawn: Drawn) -> None:
         """Record ids that a loop of an item has drawn."""
@@ -166,22 +150,22 @@ class Delivery:
         return self._transport.is_muted
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the client has more than this process has produced."""
-        return self._transport.is_muted or self._transport.is_skipping
+    def events_type(self) -> str:
+        """Content type of a response of events that another process has begun, else empty."""
+        return self._recording.record.events_type
+
+    def note_events(self, content_type: str) -> None:
+        """Note that the response consists of events, so that it can end with an error."""
+        self._recording.record.events_type = content_type  # recorded with the next part
 
     def gate(self, index: int) -> UnitGate:
         """Return the gate for the outputs of an item."""
-        target, torn = _of(self._targets, index), _of(self._torn, index)
-        if DONE in target or not (self._targets or self._torn):
-            return UnitGate()
-        return UnitGate((target,) if covers(target, torn) else (target, torn))
+        target = _of(self._targets, index)
+        return UnitGate() if DONE in target or not self._targets else UnitGate(target)
 
-    async def caught_up(self, index: int) -> None:
-        """Wait until the response has all outputs that the client has, and an item may go on."""
+    async def caught_up(self) -> None:
+        """Wait until all items have produced the outputs that the client has, and one may go on."""
         await self._caught_up.wait()
-        if covers(_of(self._targets, index), _of(self._torn, index)):
-            await self._whole.wait()  # the torn part is another item's, and comes first
 
     @property
     def firsts(self) -> tuple[float | None, float | None]:
@@ -189,47 +173,59 @@ class Delivery:
         first, first_sound = self._recording.record.firsts
         return first or None, first_sound or None
 
-    def note_keepalive(self, size: int) -> None:
-        """Note that a keep-alive is written next. size: its bytes with their framing."""
-        self._recording.record.idle += size
-
     def note_firsts(self, first: float | None, first_sound: float | None) -> None:
-        """Note these times, which are recorded with the next write."""
+        """Note these times, which are recorded with the next part."""
         self._recording.record.firsts = (first or 0.0, first_sound or 0.0)
 
     def sends(self, index: int, units: Units) -> None:
         """Note that outputs are handed to the writer. units: of the item so far, these included."""
         self._units += [{}] * (index + 1 - len(self._units))
         self._units[index] = dict(units)
-        if not self._transport.is_muted:
-            self._recording.sends(list(self._units))
+        self._holds_outputs = True
 
     def sent(self) -> None:
         """Note that the writer has written everything that it was handed."""
-        if self._transport.is_muted:
-            self._check_caught_up()
-            return
-        self._whole.set()
-        self._recording.mark(self._recording.record.total + self._pending(), list(self._units), self._events.count)
+        self._holds_outputs = False
+        self._check_units()
+        self._check()
+
+    def writes(self) -> None:
+        """Note that the next bytes are a whole part, with the outputs that were handed to the writer, if any."""
+        if not self._holds_outputs:
+            self._lines += 1
+        if not self.is_replay:
+            self._recording.holds(list(self._units), self._lines, self._events.count)
+
+    def written(self) -> None:
+        """Note that the writer has written the part."""
+        if not self._holds_outputs:
+            self._check()
+
+    def passed_head(self) -> None:
+        """Note that the head of a response that another process has begun was repeated."""
+        self._has_head = True
+        self._check()
 
     def fail(self) -> None:
-        """Pass what follows, because the replay cannot catch up and the response ends with an error."""
-        if self._transport.is_muted:
-            self._flush()
-            self._events.restart(self._recording.record.events)
-            self._transport.unmute()
-        self._caught_up.set()
-        self._whole.set()
+        """Pass what follows, because the response ends with an error instead of the repeated outputs."""
+        if self.is_replay:
+            self._unmute()
 
-    def _check_caught_up(self) -> None:
-        if not all(covers(_of(self._units, index), target) for index, target in enumerate(self._targets)):
-            return
-        self._flush()  # what was produced so far is dropped
+    def _check_units(self) -> None:
+        if all(covers(_of(self._units, index), target) for index, target in enumerate(self._targets)):
+            self._caught_up.set()
+
+    def _check(self) -> None:
+        """Write from now on, if the replay has produced everything that the client has."""
         record = self._recording.record
-        self._events.restart(record.events)
-        self._transport.unmute(record.total - record.mark)
-        self._caught_up.set()
-        log.info("the response goes on", extra={"facts": {"bytes": record.total - record.start}})
+        if self.is_replay and self._has_head and self._caught_up.is_set() and self._lines >= record.lines:
+            self._unmute()
+            log.info("the response goes on", extra={"facts": {"bytes": record.total - record.start}})
+
+    def _unmute(self) -> None:
+        self._flush()  # what was produced so far is dropped
+        self._events.restart(self._recording.record.events)
+        self._transport.unmute()
 
 
 def _of(units: Sequence[Units], index: int) -> Units:

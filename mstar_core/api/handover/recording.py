@@ -1,7 +1,8 @@
 """Recording of one connection in a memory file: the request in progress, and the response bytes not yet accepted.
 
-Written by the api before each write to the socket, read by the next api. The file has no name and belongs to the two
-processes that hold it. Layout: number of the valid record, two records, request bytes, response bytes, drawn ids.
+Written by the api before each write to the socket, read by the next api. A response is recorded in whole parts: the
+bytes of a part and what the response holds behind it become valid together. The file has no name and belongs to the
+two processes that hold it. Layout: number of the valid record, two records, request bytes, response bytes, drawn ids.
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ _ACKED_AT: Final = 120
 """Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h)."""
 
 Units = Mapping[str, int]
+Data = bytes | bytearray | memoryview
 
 
 class Record(msgspec.Struct, array_like=True):
     """State of a connection. Positions count the response bytes of the connection from its beginning.
 
-    base: bytes that the kernel had counted before; known once `total` is not 0. total: written so far. origin:
-    position of the first byte in the response area, -1 if some bytes did not fit. request_bytes: in the request area,
-    -1 if they did not fit. is_active: a request is being handled, with this id, trace id, start (monotonic) and time
-    of creation; its response begins at `start`. mark: a position at which the response held exactly these `units` of
-    outputs, by port, of each item of the request; events: number of the last event there; next_units: units at the
-    end of what is being written behind it. is_closing: the connection ends after these bytes. adoptions: number of
-    processes that continued the request. firsts: monotonic times of the first output and the first sound of a request
-    with one item, 0.0 before them. idle: bytes of keep-alives in the response.
+    base: bytes that the kernel had counted before; known once `total` is not 0. total: recorded so far, always at the
+    end of a part. origin: position of the first byte in the response area, -1 if some bytes did not fit.
+    request_bytes: in the request area, -1 if they did not fit. is_active: a request is being handled, with this id,
+    trace id, start (monotonic) and time of creation; its response begins at `start`. has_continue: the interim
+    response was sent before it. events_type: content type of a response of events. units: what the response holds, by
+    port, of each item of the request; lines: number of its parts that hold no output and come before the first one;
+    events: number of its events. is_closing: the connection ends after these bytes. adoptions: number of processes
+    that continued the request. firsts: monotonic times of the first output and the first sound of a request with one
+    item, 0.0 before them.
     """
 
     base: int = 0
@@ -71,12 +74,12 @@ class Record(msgspec.Struct, array_like=True):
     started: float = 0.0
     created: float = 0.0
     start: int = 0
-    mark: int = 0
+    has_continue: bool = False
+    events_type: str = ""
     units: list[Units] = []
-    next_units: list[Units] = []
-    firsts: tuple[float, float] = (0.0, 0.0)
+    lines: int = 0
     events: int = 0
-    idle: int = 0
+    firsts: tuple[float, float] = (0.0, 0.0)
 
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -91,8 +94,11 @@ class ConnectionRecording:
         self.record = record
         self._memory = mmap.mmap(fd, _SIZE)
         self._valid = 0
-        self._ending: int | None = None
-        self._marks: list[tuple[int, list[Units], int]] = []
+        self._ending: tuple[int, bool] | None = None
+        self._held: tuple[list[Units], int, int] | None = None
+        self._is_interim = False
+        self._part: tuple[int, int | None] = (0, None)
+        self._response_end = 0
         self._drawn_end = 0
 
     @classmethod
@@ -115,6 +121,7 @@ class ConnectionRecording:
             raise TransportError("a recording has the wrong size")
         recording = cls(fd, Record())
         recording._load()
+        recording._response_end = RESPONSE_BYTES  # unknown
         recording._drawn_end = sum(LENGTH.size + len(entry) for entry in recording.drawn())
         recording.record.adoptions += 1
         recording._commit()
@@ -136,7 +143,7 @@ class ConnectionRecording:
 
     # request
 
-    def received(self, data: bytes | bytearray | memoryview) -> None:
+    def received(self, data: Data) -> None:
         """Append bytes of the request."""
         record, size = self.record, len(data)
         if self._memory.closed or record.request_bytes < 0 or not size:
@@ -163,9 +170,9 @@ class ConnectionRecording:
             return
         record.is_active, record.request_id, record.trace_id = True, request_id, trace_id
         record.started, record.created = started, created
-        record.start = record.mark = record.total
-        record.units, record.next_units, record.firsts, record.events, record.idle = [], [], (0.0, 0.0), 0, 0
-        self._marks.clear()
+        record.start, record.has_continue, record.events_type = record.total, False, ""
+        record.units, record.lines, record.events, record.firsts = [], 0, 0, (0.0, 0.0)
+        self._held = None
         self._forget_drawn()
         self._commit()
 
@@ -207,48 +214,58 @@ class ConnectionRecording:
 
     # response
 
-    def mark(self, position: int, units: list[Units], events: int = 0) -> None:
-        """Note that the response holds exactly these units, in so many events, at a position.
+    def holds(self, units: list[Units], lines: int, events: int) -> None:
+        """Note what the response holds behind the part that is recorded next."""
+        self._held = units, lines, events
 
-        The bytes before it may still have to be written.
+    def continues(self) -> None:
+        """Note that the next write is the interim response, which belongs to no part."""
+        self._is_interim = True
+
+    def ends(self, unread: int, *, is_closing: bool = False) -> None:
+        """Note that the part that is recorded next ends the response, unless its end was recorded.
+
+        unread: received bytes that belong to the next request. is_closing: the connection ends with it.
         """
-        if self._memory.closed:
+        if self.record.is_active:
+            self._ending = unread, is_closing
+
+    def sent(self, parts: Sequence[Data], unaccepted: int) -> None:
+        """Record a part before it is written to the socket. unaccepted: earlier bytes that the kernel did not take."""
+        self.prepare(sum(map(len, parts)), unaccepted)
+        for part in parts:
+            self.fill(part)
+        self.complete()
+
+    def prepare(self, size: int, unaccepted: int) -> None:
+        """Begin to record a part of so many bytes, which counts once it is complete. unaccepted: as for `sent`."""
+        if not self._memory.closed:
+            self._part = size, self._room(size, unaccepted)
+
+    def fill(self, data: Data) -> None:
+        """Append bytes of the part."""
+        size, offset = self._part
+        if offset is None or self._memory.closed:
             return
-        if position > self.record.total:
-            self._marks.append((position, units, events))
-        else:
-            self._marks.clear()
-            self.record.mark, self.record.units, self.record.events = position, units, events
-            if position > self.record.start:  # a response that has not begun is not continued but made again
-                self._commit()
+        end = offset + len(data)
+        self._memory[_RESPONSE + offset : _RESPONSE + end] = data
+        self._part, self._response_end = (size, end), max(self._response_end, end)
 
-    def sends(self, units: list[Units]) -> None:
-        """Note the units that the response will hold when the outputs that are being written have been written."""
-        self.record.next_units = units  # recorded with the next write
-
-    def ends(self, unread: int) -> None:
-        """Note that the next write ends the response. unread: received bytes that belong to the next request."""
-        self._ending = unread
-
-    def sent(self, parts: Sequence[bytes | bytearray | memoryview], unaccepted: int) -> None:
-        """Record bytes before they are written to the socket. unaccepted: earlier bytes that the kernel did not take.
-
-        One call is recorded as a whole or not at all.
-        """
+    def complete(self) -> None:
+        """Let the part count."""
         record = self.record
         if self._memory.closed:
             return
-        size = sum(map(len, parts))
-        offset = self._room(size, unaccepted)
-        if offset is not None:
-            for part in parts:
-                self._memory[_RESPONSE + offset : _RESPONSE + offset + len(part)] = part
-                offset += len(part)
+        (size, _), self._part = self._part, (0, None)
         record.total += size
-        while self._marks and self._marks[0][0] <= record.total:
-            record.mark, record.units, record.events = self._marks.pop(0)
+        if self._held is not None:
+            (record.units, record.lines, record.events), self._held = self._held, None
+        if self._is_interim:
+            self._is_interim, record.start, record.has_continue = False, record.total, True
         if self._ending is not None:
-            self._end_request(self._ending)
+            (unread, is_closing), self._ending = self._ending, None
+            record.is_closing = record.is_closing or is_closing
+            self._end_request(unread)
         self._commit()
 
     def closes(self) -> None:
@@ -298,9 +315,8 @@ class ConnectionRecording:
 
     def _end_request(self, unread: int) -> None:
         record, used = self.record, self.record.request_bytes
-        self._ending = None
-        self._marks.clear()
-        record.is_active, record.units, record.next_units, record.adoptions = False, [], [], 0
+        self._ending = self._held = None
+        record.is_active, record.units, record.adoptions = False, [], 0
         if used < 0:
             record.request_bytes = -1 if unread else 0
         elif unread:
@@ -310,13 +326,18 @@ class ConnectionRecording:
             record.request_bytes = 0
         if used < 0 or used > KEPT_PAGES_BYTES:
             self._memory.madvise(mmap.MADV_REMOVE, _REQUEST + KEPT_PAGES_BYTES, REQUEST_BYTES - KEPT_PAGES_BYTES)
+        end = record.total - record.origin if record.origin >= 0 else 0
+        kept = max(KEPT_PAGES_BYTES, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if self._response_end > kept:
+            self._memory.madvise(mmap.MADV_REMOVE, _RESPONSE + kept, RESPONSE_BYTES - kept)
+            self._response_end = kept
 
     def _commit(self) -> None:
         """Write the record beside the valid one, then make it the valid one."""
         data = _encoder.encode(self.record)
         if len(data) > RECORD_BYTES - LENGTH.size:
             self.record.request_bytes = -1  # such a request cannot be continued
-            self.record.units, self.record.next_units = [], []
+            self.record.units = []
             data = _encoder.encode(self.record)
         number = 1 - self._valid
         at = _RECORDS + number * RECORD_BYTES

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-from mstar_core.api.handover.recording import ConnectionRecording
+from mstar_core.api.handover.recording import ConnectionRecording, Data
 
-Data = bytes | bytearray | memoryview
+LARGE_BYTES: Final = 1 << 20
+"""Pieces of at least this size are recorded in a turn of the event loop each."""
 
 
 class RecordedTransport(asyncio.Transport):
-    """A transport whose writes are recorded. The replay of a request passes only what the client does not have."""
+    """A transport whose writes are recorded, each as a part of its own unless `record` has announced it.
+
+    What the replay of a request produces is dropped until the response holds what the client has.
+    """
 
     def __init__(self, transport: asyncio.Transport, recording: ConnectionRecording) -> None:
         super().__init__()
         self.recording = recording
         self._transport = transport
         self._is_muted = False
-        self._skipped = 0
+        self._ahead = 0  # recorded bytes that are not written yet
 
     # replay
 
@@ -28,23 +32,31 @@ class RecordedTransport(asyncio.Transport):
         """Whether writes are dropped, because the client has got them from another process."""
         return self._is_muted
 
-    @property
-    def is_skipping(self) -> bool:
-        """Whether the next bytes are dropped, because the client has got them from another process."""
-        return self._skipped > 0
-
     def mute(self) -> None:
         """Drop everything that is written until `unmute`."""
         self._is_muted = True
 
-    def unmute(self, skipped: int = 0) -> None:
-        """Pass what is written from now on, after the first `skipped` bytes."""
-        self._is_muted, self._skipped = False, skipped
+    def unmute(self) -> None:
+        """Pass what is written from now on."""
+        self._is_muted = False
 
     def write_recorded(self, data: bytes) -> None:
         """Write bytes that another process has recorded but not written."""
         if data:
             self._transport.write(data)
+
+    async def record(self, data: Sequence[Data]) -> None:
+        """Record all bytes of one part; the next writes must be these bytes, in any pieces."""
+        if self.recording.is_closed:
+            return
+        size = sum(map(len, data))
+        self.recording.prepare(size, self._transport.get_write_buffer_size() + self._ahead)
+        for piece in data:
+            self.recording.fill(piece)
+            if len(piece) >= LARGE_BYTES:
+                await asyncio.sleep(0)  # other streams go on
+        self.recording.complete()
+        self._ahead += size
 
     # asyncio.WriteTransport
 
@@ -57,21 +69,12 @@ class RecordedTransport(asyncio.Transport):
         parts = list(list_of_data)
         if self._is_muted:
             return
-        if self._skipped:
-            parts = self._rest(parts)
-        if parts:
+        if self._ahead:
+            self._ahead -= sum(map(len, parts))
+        else:
             self.recording.sent(parts, self._transport.get_write_buffer_size())
-            for part in parts:
-                self._transport.write(part)
-
-    def _rest(self, parts: list[Data]) -> list[Data]:
-        rest: list[Data] = []
         for part in parts:
-            view = memoryview(part)[self._skipped :]
-            self._skipped -= len(part) - len(view)
-            if view:
-                rest.append(view)
-        return rest
+            self._transport.write(part)
 
     def write_eof(self) -> None:
         """Close the write end after flushing buffered data."""

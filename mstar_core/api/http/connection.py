@@ -69,7 +69,7 @@ class StrictHttp(Http):
                 raise PayloadTooLarge(str(error)) if error.status == 413 else InvalidHead(str(error)) from None
         await super().http1_request_header()  # type: ignore[no-untyped-call]
         self.protocol.has_served = True
-        if self.request.version == "1.0":
+        if self.request.version == "1.0" or self.protocol.has_continue:
             self.expecting_continue = False  # an older client does not know 100 Continue
 
     async def _rest_of_head(self) -> int:
@@ -96,6 +96,8 @@ class StrictHttp(Http):
             if buffer[:2] != b"\r\n":
                 self.keep_alive = False
                 raise BadRequest("Bad chunked encoding")
+        if self.expecting_continue:
+            self.protocol.continues_request()
         data: bytes | None = await super().read()
         return data
 
@@ -121,26 +123,31 @@ class StrictHttp(Http):
                 lines.insert(0, b"HTTP/1.1 100 Continue\r\n\r\n")
         is_whole = end_stream or has_no_body(response.status)
         if is_whole:
-            self._ends()
+            self.notes_end()
         await self._send(b"".join((*lines, b"\r\n", data)))
         self.stage = Stage.IDLE if is_whole else Stage.RESPONSE
 
     async def http1_response_chunked(self, data: bytes, end_stream: bool) -> None:
         """Send a part of a chunked body."""
         if end_stream:
-            self._ends()
+            self.notes_end()
         await super().http1_response_chunked(data, end_stream)
 
     async def http1_response_normal(self, data: bytes, end_stream: bool) -> None:
         """Send a part of a body of known length."""
         if len(data) == self.response_bytes_left:
-            self._ends()
+            self.notes_end()
         await super().http1_response_normal(data, end_stream)
 
-    def _ends(self) -> None:
-        """Record that the next write ends the response. Sanic still reads the rest of a body that was not used."""
-        if not self.request_body:
-            self.protocol.ends_response(len(self.recv_buffer))
+    def notes_end(self) -> bool:
+        """Record that the part that is recorded next ends the response. Returns False if it cannot.
+
+        Sanic still reads the rest of a body that was not used.
+        """
+        if self.request_body:
+            return False
+        self.protocol.ends_response(len(self.recv_buffer), is_closing=not self.keep_alive)
+        return True
 
     def _frame(self, data: bytes, end_stream: bool) -> bytes:
         """Choose the framing of the body. Returns its first bytes as they are sent."""
@@ -257,10 +264,23 @@ class Connection(WebSocketProtocol):
         if self.kept is not None and not self.continues:
             self.kept.recording.await_request(unread)
 
-    def ends_response(self, unread: int) -> None:
-        """Record that the next write ends a response. unread: received bytes of the next request."""
+    @property
+    def has_continue(self) -> bool:
+        """Whether another process has sent the interim response of the request that is continued."""
+        return self.kept is not None and self.continues and self.kept.recording.record.has_continue
+
+    def continues_request(self) -> None:
+        """Record that the next write is the interim response, which asks for the body of the request."""
         if self.kept is not None:
-            self.kept.recording.ends(unread)
+            self.kept.recording.continues()
+
+    def ends_response(self, unread: int, *, is_closing: bool) -> None:
+        """Record that the part that is recorded next ends a response. unread: received bytes of the next request.
+
+        is_closing: the connection ends with it.
+        """
+        if self.kept is not None:
+            self.kept.recording.ends(unread, is_closing=is_closing)
 
     def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write several parts without joining them."""

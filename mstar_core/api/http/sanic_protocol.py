@@ -27,6 +27,9 @@ UNCOPIED_BYTES: Final = 256 * 1024
 FIRST_BYTES: Final = 1 << 20
 """Memory allocated for a longer request body before any of it has arrived."""
 
+LAST_CHUNK: Final = b"0\r\n\r\n"
+"""End of a chunked body."""
+
 ZEROS: Final = bytes(FIRST_BYTES)
 
 log = logging.getLogger("mstar.api")
@@ -110,19 +113,14 @@ class ChunkedBody:
             raise RequestCancelled
         if len(data) >= UNCOPIED_BYTES:
             self.flush()
-            protocol.write_parts((b"%x\r\n" % len(data), memoryview(data), b"\r\n"))
+            protocol.write_parts(framed(memoryview(data)))
             return True
-        self._parts.append(b"".join((b"%x\r\n" % len(data), data, b"\r\n")))
+        self._parts.append(b"".join(framed(data)))
         if len(data) >= LARGE_BYTES:
             self.flush()
         elif len(self._parts) == 1:
             self._batch.add(self)
         return True
-
-    @property
-    def pending_bytes(self) -> int:
-        """Size of the parts that wait for the next loop iteration."""
-        return sum(map(len, self._parts))
 
     def flush(self) -> None:
         """Write pending parts. Call it before anything else is written, or the connection is aborted."""
@@ -135,6 +133,11 @@ class ChunkedBody:
         """Abort the connection."""
         if self._protocol.transport is not None:
             self._protocol.transport.abort()
+
+
+def framed(data: bytes | memoryview) -> tuple[bytes | memoryview, ...]:
+    """Return a chunk of a body as buffers."""
+    return b"%x\r\n" % len(data), data, b"\r\n"
 
 
 class WholeBody(asyncio.BufferedProtocol):

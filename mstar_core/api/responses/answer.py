@@ -40,14 +40,16 @@ from mstar_core.plugin.chat.parts import CallArguments, CallBegin, CallEnd, Cont
 class ResponseAnswer:
     """A response and its events. `response` is current after each call; one item is open at a time.
 
+    number: of the next event.
+
     All methods return the events of what they change, in the order in which clients expect them.
     """
 
     def __init__(self, response: ResponseObject, *, has_logprobs: bool = False) -> None:
         """has_logprobs: texts have the log-probabilities of their tokens."""
         self.response = response
+        self.number = 0
         self._scores = ContentScores() if has_logprobs else None
-        self._number = 0
         self._open: OutputItem | None = None
 
     def begin(self) -> list[ResponseEvent]:
@@ -210,8 +212,8 @@ class ResponseAnswer:
         return self._numbered(ResponseEvent(type=kind, sequence_number=0, response=response))
 
     def _numbered(self, event: ResponseEvent) -> ResponseEvent:
-        event.sequence_number = self._number
-        self._number += 1
+        event.sequence_number = self.number
+        self.number += 1
         return event
 
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 import msgspec
 from sanic.response import HTTPResponse
 
+from mstar_core.api.errors import ErrorReply
 from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, GroupPart, open_group
-from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.output.kept_events import EVENTS, Event
 from mstar_core.api.parse.constraint import read_text_form
 from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.params import ParsedRequest
@@ -227,18 +228,26 @@ async def _whole(exchange: Exchange, group: Group, created: Created) -> HTTPResp
 async def _stream(exchange: Exchange, group: Group, created: Created) -> None:
     answer = created.answer
     first = [*answer.begin(), *answer.run()]
-    exchange.on_failed = lambda reply: [encoded(each) for each in (*first, *answer.fail(reply))]
+
+    def failed(reply: ErrorReply) -> list[Event]:
+        begun = exchange.events.count  # maybe sent by another process
+        if begun:
+            answer.number = begun
+        return [encoded(each) for each in (*(() if begun else first), *answer.fail(reply))]
+
+    exchange.on_failed = failed
     async with streaming(exchange):
         async for piece in group.pieces():
             exchange.warn(group.warnings)
             if piece is None:
                 await exchange.keep_alive(PING, EVENTS, group.left_s)
                 continue
+            answer.number = exchange.events.count + len(first)
             events = [*first, *created.events(piece)]
             first = []
             if piece.done is not None:
                 await _kept(exchange, created, events)
-            await exchange.send([encoded(each) for each in events], EVENTS, group.left_s)
+            await exchange.send([encoded(each) for each in events], EVENTS, group.left_s, is_last=group.is_done)
 
 
 async def _kept(exchange: Exchange, created: Created, events: Sequence[ResponseEvent]) -> tuple[str, ...]:

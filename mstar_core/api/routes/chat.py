@@ -156,4 +156,4 @@ async def _stream(exchange: Exchange, group: Group, events: ChatEvents) -> None:
                 await exchange.keep_alive(PING, EVENTS, group.left_s)
             else:
                 await exchange.send(events.of(piece, outputs, group), EVENTS, group.left_s)
-        await exchange.send(events.end(group), EVENTS)
+        await exchange.send(events.end(group), EVENTS, is_last=True)

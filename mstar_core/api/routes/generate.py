@@ -191,7 +191,7 @@ async def _stream(exchange: Exchange, session: Session, options: GenerateOptions
                 await exchange.keep_alive(form.keepalive, form.content_type, left_s)
         done = session.done()
         if options.is_full:
-            await exchange.send([(_done_line(session, done, form),)], form.content_type)
+            await exchange.send([(_done_line(session, done, form),)], form.content_type, is_last=True)
         else:
             await exchange.write(b"", form.content_type)
 

@@ -151,6 +151,7 @@ async def _stream(exchange: Exchange, body: ImageRequest, group: Group) -> None:
                 await exchange.keep_alive(PING, EVENTS, group.left_s)
                 continue
             exchange.warn(group.warnings)
+            events = []
             for chunk in piece.chunks:
                 if chunk.modality != PARTIAL_IMAGE:
                     chunks[piece.index].append(chunk)
@@ -158,10 +159,12 @@ async def _stream(exchange: Exchange, body: ImageRequest, group: Group) -> None:
                 told = await _event(exchange, body, f"{kind}.partial_image", piece.index, chunk)
                 told.partial_image_index = sum(each.modality == PARTIAL_IMAGE for each in chunks[piece.index])
                 chunks[piece.index].append(chunk)
-                await exchange.send([event(told)], EVENTS, group.left_s)
+                events.append(event(told))
             if piece.done is not None:
                 last = await _completed(exchange, body, f"{kind}.completed", group, piece, chunks[piece.index])
-                await exchange.send([event(last)], EVENTS, group.left_s)
+                events.append(event(last))
+            if events:
+                await exchange.send(events, EVENTS, group.left_s, is_last=group.is_done)
 
 
 async def _completed(

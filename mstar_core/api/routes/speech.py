@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -19,7 +20,7 @@ from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, Speech
 from mstar_core.api.service import Session
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.sound_files import AudioFormat, encode_whole, stream_encoder
+from mstar_core.sound_files import AudioFormat, Encoder, encode_whole, stream_encoder
 
 
 def speech_kind(spec: ModelSpec) -> str:
@@ -91,10 +92,12 @@ async def _whole(exchange: Exchange, session: Session, form: AudioFormat) -> HTT
 async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> None:
     kind = content_type(form, session.encoder.rate, session.encoder.channels)
     try:
-        async for data in _pieces(session, form):
+        encoder = await _encoder(exchange, session, form)
+        async for data in _pieces(session, form, encoder):
             if data is not None:
                 await exchange.write(data, kind, session.live.deadline - exchange.service.clock())
         session.done()
+        await exchange.write(await _run(form, encoder.end), kind, is_last=True)
     except MstarError as error:
         if exchange.has_begun:  # an audio body cannot carry an error: only an aborted connection signals it
             exchange.abort(drops=error.code == "stalled")
@@ -104,12 +107,14 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
 
 async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> None:
     async with streaming(exchange):
-        async for data in _pieces(session, form):
+        encoder = await _encoder(exchange, session, form)
+        async for data in _pieces(session, form, encoder):
             if data:
-                delta = event(SpeechDelta(audio=base64.b64encode(data).decode()))
-                await exchange.send([delta], EVENTS, session.live.deadline - exchange.service.clock())
+                await exchange.send([_delta(data)], EVENTS, session.live.deadline - exchange.service.clock())
             elif data is None:
                 await exchange.keep_alive(PING, EVENTS)
+        rest = await _run(form, encoder.end)
+        deltas = [_delta(rest)] if rest else []
         done = session.done()
         usage = done.usage
         tokens = SpeechUsage(
@@ -117,19 +122,27 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
             output_tokens=usage["completion_tokens"],
             total_tokens=usage["total_tokens"],
         )
-        await exchange.send([event(SpeechDone(usage=tokens, warnings=list(done.warnings)))], EVENTS)
+        last = event(SpeechDone(usage=tokens, warnings=list(done.warnings)))
+        await exchange.send([*deltas, last], EVENTS, is_last=True)
 
 
-async def _pieces(session: Session, form: AudioFormat) -> AsyncIterator[bytes | None]:
-    """Yield the encoded audio, None after each keep-alive interval without output, and the encoder's last bytes."""
-    output = session.encoder
-    encoder = await _run(form, stream_encoder, form, output.rate, output.channels)
+def _delta(data: bytes) -> tuple[bytes]:
+    return event(SpeechDelta(audio=base64.b64encode(data).decode()))
+
+
+async def _encoder(exchange: Exchange, session: Session, form: AudioFormat) -> Encoder:
+    # A process that goes on with the response repeats the number.
+    serial = zlib.crc32(f"{exchange.request_id}/{exchange.created}".encode()) >> 1
+    return await _run(form, stream_encoder, form, session.encoder.rate, session.encoder.channels, serial)
+
+
+async def _pieces(session: Session, form: AudioFormat, encoder: Encoder) -> AsyncIterator[bytes | None]:
+    """Yield the encoded audio but for the encoder's last bytes, and None after each keep-alive interval without any."""
     async for ready in session.chunks():
         pcm = b"".join([chunk.data for chunk in ready if chunk.modality == "audio"])
         data = await _run(form, encoder.push, pcm) if pcm else b""
         if data or not ready:
             yield data or None
-    yield await _run(form, encoder.end)
 
 
 async def _run(form: AudioFormat, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -138,4 +138,4 @@ async def _stream(exchange: Exchange, session: Session) -> None:
                 await exchange.keep_alive(PING, EVENTS, left_s)
         done = session.done()
         usage = msgspec.convert(done.usage, Usage)
-        await exchange.send([event(TranscriptDone(text=text.strip(), usage=usage))], EVENTS)
+        await exchange.send([event(TranscriptDone(text=text.strip(), usage=usage))], EVENTS, is_last=True)

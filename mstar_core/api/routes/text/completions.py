@@ -180,4 +180,4 @@ async def _stream(exchange: Exchange, group: Group, answer: CompletionAnswer, *,
             begun.add(piece.index)
             await exchange.send(events, EVENTS, group.left_s)
         last = [answer.event([], answer.usage(), is_counted=True)] if is_counted else []
-        await exchange.send([*last, DONE], EVENTS)
+        await exchange.send([*last, DONE], EVENTS, is_last=True)
