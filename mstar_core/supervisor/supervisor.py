@@ -49,6 +49,7 @@ from mstar_core.observe.frames import LOCAL, HostStatus, RankStatus
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.process.logs import hide_secrets
 from mstar_core.process.peers import Peers
+from mstar_core.process.silences import SILENT_S
 from mstar_core.supervisor.child import (
     DEFAULT_PACE,
     Child,
@@ -832,7 +833,7 @@ class Supervisor:
         restart within `window_s` waits longer.
         """
         sender = self.children.get(lost.sender)
-        if silent_s and (sender is None or not sender.has_beaten(time.monotonic(), silent_s)):
+        if silent_s and (sender is None or not sender.has_beaten(time.monotonic(), SILENT_S)):
             return  # it computes, starts or has ended: this explains the silence
         if sender is not None and sender.incarnation != lost.incarnation:
             return  # it has ended, and its messages with it
