@@ -15,8 +15,8 @@ from bench.families.words import with_words
 from mstar_core.weights.random_fill import MARKER
 from mstar_llm.checkpoint.config import CONFIG, GENERATION
 from mstar_llm.plugin import OFFICIAL
-from mstar_llm.request.tokenizer import FILE
 from mstar_llm.sources.tiny import write_tiny
+from mstar_llm.tokenizer import FILE
 
 IDS: Final = {
     "<|endoftext|>": 151643,
