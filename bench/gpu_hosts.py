@@ -89,8 +89,10 @@ def measured(options: argparse.Namespace, scratch: Path) -> Any:
         hosts = stack.enter_context(neighbours(scratch))
         hosts[0].enter_network()
         gpus = ("", "") if options.tiny else ("0", "1")
-        stack.enter_context(ray_cluster(*hosts, gpus=gpus))
-        names = [host.name for host in survey(f"{hosts[0].address}:{PORT}", ()).hosts]
+        names = [""]
+        if any(WAYS[name].is_split for name in options.ways):
+            stack.enter_context(ray_cluster(*hosts, gpus=gpus))
+            names = [host.name for host in survey(f"{hosts[0].address}:{PORT}", ()).hosts]
         print(json.dumps({"hosts": names}), flush=True)
         weights = None if options.tiny else random_checkpoint(scratch / "weights")
         for number, name in enumerate(options.ways):
@@ -107,13 +109,13 @@ def plan_of(
     split.write_text(SPLIT_THINKER)
     config = split if way.config == TENSOR_PARALLEL else CONFIGS / f"{way.config}.yaml"
     devices = ["cpu", "cpu"] if options.tiny else ["0", "1"]
-    places = ",".join(f"{name}:{device}" for name, device in zip(names, devices, strict=True))
+    places = ",".join(f"{name}:{device}" for name, device in zip(names, devices, strict=way.is_split))
     most = max(streams for streams, _ in options.closed)
     length = 2048 if options.tiny else 8192
     sizes = ("kv_cache.pages=1024",) if options.tiny else ()
     return Plan(
         model="qwen3_omni:tiny" if options.tiny else "qwen3_omni",
-        device="cpu" if options.tiny else "0,1",
+        device="cpu" if options.tiny else "cuda",
         port=options.port,
         root=host.runs,
         name=f"hosts{number}",

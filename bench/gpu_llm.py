@@ -167,9 +167,10 @@ def measured(options: argparse.Namespace, root: Path) -> tuple[dict[str, Any], F
             made.first_token(options.first)
             run_loads(served, made, loads, options.repeats)
             if adapters:
-                loaded = served.mstarctl("lora", "load", *(f"{name}={folder}" for name, folder in adapters.items()))
-                if loaded.returncode:
-                    raise RuntimeError(loaded.stderr)
+                for name, folder in adapters.items():
+                    loaded = served.mstarctl("lora", "load", f"{name}={folder}")
+                    if loaded.returncode:
+                        raise RuntimeError(loaded.stderr)
                 chosen: list[dict[str, Any]] = [{"model": name} for name in adapters]
                 run_loads(served, made, [(f"adapters_{len(adapters)}", max(streams), chosen)], options.repeats)
             facts |= {"graphs": served.captures(), "gpu_at_end": gpu_state(), "held": served.wait_clean()}

@@ -87,7 +87,7 @@ def write_adapter(folder: Path, seed: int, rank: int = 16) -> Path:
 
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for layer in range(OFFICIAL.layers):
         for name, (inputs, outputs) in PROJECTIONS.items():
             key = f"base_model.model.model.layers.{layer}.{name}"
