@@ -29,7 +29,7 @@ from bench.serving.options import add_deployment_options
 
 RECORDS: Final = {
     "type": "array",
-    "minItems": 1000,
+    "minItems": 100,
     "items": {
         "type": "object",
         "properties": {
@@ -44,7 +44,7 @@ RECORDS: Final = {
 """Schema whose answers are longer than any limit here, so that constrained answers have their full length too."""
 
 CONSTRAINTS: Final[dict[str, dict[str, Any]]] = {
-    "regex": {"regex": "[a-z0-9 ]*"},
+    "regex": {"regex": "[a-z0-9 ]{3000}"},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "records", "schema": RECORDS}}},
 }
 
@@ -93,7 +93,9 @@ class Measured:
         number, self.next_number = self.next_number, self.next_number + 1
         prompt = random.Random(number).choices(range(self.vocab), k=self.context)
         own = {key: value for key, value in extra.items() if key != "model"}
-        kwargs = {"prompt_token_ids": prompt, "max_output_tokens": ids, "ignore_eos": True, "seed": number, **own}
+        kwargs = {"prompt_token_ids": prompt, "max_output_tokens": ids, "seed": number, **own}
+        if not own:
+            kwargs["ignore_eos"] = True  # an answer with a grammar ends by the grammar alone
         body = {"text": "", "stream_events": "full", "model_kwargs": kwargs}
         return await ask(self.port, body | {key: value for key, value in extra.items() if key == "model"})
 
