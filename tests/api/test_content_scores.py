@@ -77,7 +77,7 @@ async def test_without_the_option_nothing_is_listed() -> None:
 
 async def test_arguments_that_the_parser_has_rewritten_lose_no_text_behind_them() -> None:
     scores = ContentScores()
-    chunk, *_ = await encoded(b'{"a": 1} so', together=100)
-    scores.add(chunk)
+    for chunk in await encoded(b'{"a": 1} so', together=100):
+        scores.add(chunk)
     parts: list[Part] = [CallArguments(0, json.dumps({"b": 1})), Content("so")]
     assert [[score.token.data for score in scores.of(part)] for part in parts] == [[], [b"s", b"o"]]
