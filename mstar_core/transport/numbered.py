@@ -71,7 +71,7 @@ class NumberedLinks:
         self._broken: set[int] = set()
 
     def heard(self) -> set[tuple[str, int]]:
-        """Return the senders, with their incarnations, of what came since the last call. Broken links do not count."""
+        """Return (sender, incarnation) of each message received since the last call. Broken links do not count."""
         heard, self._heard = self._heard, set()
         return {self._senders[link] for link in heard}
 

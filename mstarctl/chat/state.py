@@ -44,7 +44,7 @@ class ChatUsage:
     def lines(self) -> list[str]:
         """Return the account as text."""
         total = f"{counted(self.answers, 'answer')}: {self.prompt} tokens in, {self.completion} out"
-        return [f"last answer: {self.last}", f"this session: {total}"]
+        return [f"last answer: {self.last}", f"since the start: {total}"]
 
 
 @dataclass(slots=True, kw_only=True)

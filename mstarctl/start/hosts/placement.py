@@ -126,7 +126,7 @@ def _on_cpu(cluster: Cluster, named: Sequence[Slot], planner: Planner) -> tuple[
 
 
 def _on_gpus(cluster: Cluster, named: Sequence[Slot], planner: Planner) -> tuple[Devices, Plan, dict[int, Slot]]:
-    """Plan on placeholders, one for each distinct GPU, and put GPUs of hosts in their place."""
+    """Plan on numbered devices, one for each distinct GPU, and replace them by the GPUs of hosts."""
     offer = cluster.offer
     distinct = {(slot.host.node, slot.device): slot for slot in named}
     order = list(distinct)

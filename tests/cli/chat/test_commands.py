@@ -145,7 +145,7 @@ def test_a_saved_conversation_goes_on(talk: Talk, server: ChatServer, tmp_path: 
 def test_the_account_counts_the_session(talk: Talk, capsys: Capture) -> None:
     talk("one", "two", "/usage")
     err = capsys.readouterr().err
-    assert "7 tokens in, 5 out (3 of thinking)" in err and "this session: 2 answers: 14 tokens in, 10 out" in err
+    assert "7 tokens in, 5 out (3 of thinking)" in err and "since the start: 2 answers: 14 tokens in, 10 out" in err
 
 
 def test_help_lists_every_command(talk: Talk, capsys: Capture) -> None:

@@ -87,7 +87,7 @@ def test_functions_are_answered_or_withdrawn(start: Start, server: ChatServer, t
     terminal.until(lambda: terminal.text.rstrip().endswith("result of weather>"), "no question for the result")
     terminal.press(CTRL_C)
     terminal.shows("the message and its calls are withdrawn")
-    enter(terminal, "/us" + TAB, "this session: 3 answers")
+    enter(terminal, "/us" + TAB, "since the start: 3 answers")
     enter(terminal, "hello", "you said hello")
     roles = [message["role"] for message in server.asked[-1]["messages"]]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user"]
