@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -139,7 +138,6 @@ def one_way(plan: Plan, made: Measured, options: argparse.Namespace) -> dict[str
         "sections": {},
     }
     chosen = workloads(is_tiny=options.tiny)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         with Served(plan) as served:
             facts |= {"ready_s": round(served.ready_s, 2), "placement": served.snapshot()["ranks"]}
