@@ -27,9 +27,9 @@ const connect = AudioNode.prototype.connect;
 AudioNode.prototype.connect = function (target, ...rest) {
   if (target instanceof AudioDestinationNode) {
     const meter = this.context.createAnalyser();
-    meter.fftSize = 2048;
+    meter.fftSize = 32768;
     connect.call(this, meter);
-    const block = new Float32Array(2048);
+    const block = new Float32Array(meter.fftSize);
     const listen = () => {
       meter.getFloatTimeDomainData(block);
       const level = block.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
@@ -41,7 +41,10 @@ AudioNode.prototype.connect = function (target, ...rest) {
   return connect.call(this, target, ...rest);
 };
 """
-"""Counts blocks with sound at every node that is connected to the destination of an audio context."""
+"""Counts readings with sound at every node that is connected to the destination of an audio context.
+
+A reading covers the last second and more, so a page that is late for a few readings misses no sound.
+"""
 
 
 def check_quiet(tab: Tab, url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mstar_bagel.plugin import mstar_models
 from mstar_core.config.deployment import RankPlan
 from mstar_core.worker.main import shown_names
-from mstar_core.worker.report import PATIENCE_S, PERIOD_S, Report
+from mstar_core.worker.report import PATIENCE_S, PERIOD_S, QUIET_S, Report
 
 
 @pytest.fixture
@@ -58,6 +58,7 @@ def test_a_worker_without_a_quiet_turn_reports_nevertheless(report: tuple[Report
     made, sent = report
     times = [10.0 + number * 0.005 for number in range(200)]
     for now in times:
+        made.has_news = True
         made.send(now, is_busy=True)
     gaps = [after - before for before, after in itertools.pairwise(sent)]
     assert len(sent) >= 7 and max(gaps) <= PERIOD_S + PATIENCE_S + 0.0101
@@ -66,8 +67,16 @@ def test_a_worker_without_a_quiet_turn_reports_nevertheless(report: tuple[Report
 def test_reports_keep_their_pace_in_quiet_turns(report: tuple[Report, list[float]]) -> None:
     made, sent = report
     for number in range(100):
+        made.has_news = True
         made.send(10.0 + number * 0.005)
     assert len(sent) == 5
+
+
+def test_without_news_the_next_report_is_two_seconds_later(report: tuple[Report, list[float]]) -> None:
+    made, sent = report
+    for number in range(500):
+        made.send(10.0 + number * 0.01)
+    assert sent == pytest.approx([10.0, 10.0 + PERIOD_S + QUIET_S, 10.0 + 2 * (PERIOD_S + QUIET_S)])
 
 
 @pytest.mark.parametrize(
