@@ -391,7 +391,7 @@ class Link:
     def _unreadable(self, live: LiveRequest, worker: str) -> None:
         """Handle an output that cannot be read. If its worker has died, the memory has gone with it."""
         if worker in self.deployment.down:
-            self._lost(live, worker, self.deployment.down[worker])
+            self._lost(live, self.deployment.down[worker])
         else:
             live.fail(EngineError("an output was lost", node=worker))
 
@@ -421,11 +421,11 @@ class Link:
     def _copied(self, ref: TensorRef) -> TensorRef:
         return self._tensors.read(ref, lambda array: inline(array, ref.dtype))
 
-    def _lost(self, live: LiveRequest, process: str, cause: str) -> None:
+    def _lost(self, live: LiveRequest, death: PeerDown) -> None:
         """Handle outputs that were lost with their worker, whose death the conductor may not know yet."""
         if live.is_sent and not live.is_over:
             self.cancel(live.handle, "lost")
-        self.attempts.lost(live, process, cause)
+        self.attempts.lost_with(live, death)
 
     def _finished(self, message: RequestFinished) -> None:
         live, output_queue = self._registry.get(message.handle), self.output_queues.get(message.handle)
@@ -436,7 +436,7 @@ class Link:
         output_queue.finish(message)
         for worker in message.emitted:
             if worker in self.deployment.down:
-                output_queue.worker_down(worker, self.deployment.down[worker])
+                output_queue.worker_down(self.deployment.down[worker])
 
     def _failed(self, message: RequestFailed) -> None:
         live = self._registry.get(message.handle)
@@ -469,16 +469,16 @@ class Link:
         if deployment.up.get(message.name, message.incarnation) > message.incarnation:
             return
         deployment.up.pop(message.name, None)
-        deployment.down[message.name] = message.public
+        deployment.down[message.name] = message
         self._metrics.component_up[(message.name,)] = 0
         interrupted: list[LiveRequest] = []
         if message.name == CONDUCTOR:
             interrupted = [live for live in self._registry if live.is_sent and not live.is_over]
         log_lost(log, message, [live.request_id for live in interrupted])
         for live in interrupted:
-            self.attempts.lost(live, CONDUCTOR, message.public, is_planned=message.is_planned)
+            self.attempts.lost_with(live, message)
         for output_queue in self.output_queues.values():
-            output_queue.worker_down(message.name, message.public)
+            output_queue.worker_down(message)
         self._tensors.reclaim(message.name, message.incarnation)
         self._room.freed()
 
@@ -493,7 +493,7 @@ class Link:
         if message.state == "unhealthy" and (problem := deployment.problem()) is not None:
             self.attempts.give_up(problem)
         if message.state == "ready":
-            deployment.down = {name: cause for name, cause in deployment.down.items() if name == CONDUCTOR}
+            deployment.down = {name: death for name, death in deployment.down.items() if name == CONDUCTOR}
             if self.on_ready is not None:
                 ready, self.on_ready = self.on_ready, None
                 ready()
@@ -511,7 +511,7 @@ class DeploymentState:
     """Deployment state as reported by the supervisor. Owned by the link.
 
     state: starting, ready, draining, unhealthy. reason: why, for clients. drain, pause, handover: number of the one in
-    progress, 0 without one. is_closing: this process ends. down: cause for clients, by name of lost process.
+    progress, 0 without one. is_closing: this process ends. down: deaths by name of lost process.
     """
 
     state: str = "starting"
@@ -522,7 +522,7 @@ class DeploymentState:
     handover: int = 0
     is_closing: bool = False
     up: dict[str, int] = field(default_factory=dict)
-    down: dict[str, str] = field(default_factory=dict)
+    down: dict[str, PeerDown] = field(default_factory=dict)
 
     @property
     def is_draining(self) -> bool:
@@ -539,11 +539,11 @@ class DeploymentState:
         if self.pause:
             return None  # they wait in the queue
         if self.down and CONDUCTOR not in self.up:
-            return WorkerLost(self.down.get(CONDUCTOR, "the conductor is gone"), hint="it is restarting")
+            death = self.down.get(CONDUCTOR)
+            return WorkerLost(death.public if death else "the conductor is gone", hint="it is restarting")
         if self.state == "starting":
-            cause = next(iter(self.down.values()), "")
-            if cause:
-                return WorkerLost(cause, hint="it is restarting")
+            if self.down:
+                return WorkerLost(next(iter(self.down.values())).public, hint="it is restarting")
             phase = f", phase {self.phase}" if self.phase else ""
             return Unavailable(f"the deployment is starting{phase}", hint=self.reason, code="starting")
         if self.state != "ready":

@@ -510,7 +510,7 @@ class Service:
         output_queue = OutputQueue(Spool(self.uploads))
         self.link.output_queues[live.handle] = output_queue
         live.on_fail = output_queue.fail
-        output_queue.on_lost = lambda worker, cause: self.link.attempts.lost(live, worker, cause)
+        output_queue.on_lost = lambda death: self.link.attempts.lost_with(live, death)
         try:
             yield output_queue
         finally:

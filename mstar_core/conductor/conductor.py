@@ -377,9 +377,7 @@ class Conductor:
 
     def _work_failed(self, message: WorkFailed) -> None:
         request = self.requests.get(message.handle)
-        if message.error.code == WorkerLost.code:  # a member of the rank's group died
-            self._fail_with(message.handle, message.error, lost=worker_name(message.rank))
-        elif request is not None and message.error.code == TransportError.code and (grace_s := self._grace_s(request)):
+        if request is not None and message.error.code == TransportError.code and (grace_s := self._grace_s(request)):
             request.error, request.error_until = message.error, self._clock() + grace_s
         else:
             self._fail_with(message.handle, message.error)

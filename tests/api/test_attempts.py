@@ -20,7 +20,7 @@ from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.output.spool import Spool
 from mstar_core.api.requests.record import AttemptRecord, Journal, SavedLoops
 from mstar_core.messages.flow import Drawn
-from mstar_core.messages.life import ServiceState, Telemetry
+from mstar_core.messages.life import PeerDown, ServiceState, Telemetry
 from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.plugin.spec import Unresumable
@@ -270,7 +270,8 @@ async def test_a_request_that_is_being_prepared_when_the_conductor_dies_waits_fo
     started: Started,
 ) -> None:
     async with started() as api:
-        api.process.link.deployment.down["conductor"] = "the conductor died"
+        death = PeerDown(name="conductor", incarnation=0, cause="killed by signal 9", public="the conductor died")
+        api.process.link.deployment.down["conductor"] = death
         task = asyncio.create_task(api.client.post("/generate", data=GOOD))
         first = await api.fake.next_request()
         api.fake.lose(first.handle, "", "no worker is available for this request")
@@ -312,6 +313,20 @@ async def test_an_end_whose_outputs_died_with_their_worker_is_computed_again(sta
         second = await api.fake.next_request(2)
         send(api.fake, second, size=1500)
         api.fake.finish(second.handle)
+    assert sound.pcm == SAMPLES.tobytes() and not sound.errors
+
+
+async def test_outputs_that_are_lost_with_restarts_on_purpose_do_not_make_a_request_poison(started: Started) -> None:
+    async with started() as api, stream(api) as sound:
+        for count in range(1, 4):
+            request = await api.fake.next_request(count)
+            api.fake.finish(request.handle, emitted=6)
+            await api.until(lambda: [live.is_over for live in api.process.registry] == [True])
+            api.fake.down("worker-0", "it is being restarted", "the deployment is restarting", is_planned=True)
+            api.fake.restart("worker-0")
+        last = await api.fake.next_request(4)
+        send(api.fake, last, size=1500)
+        api.fake.finish(last.handle)
     assert sound.pcm == SAMPLES.tobytes() and not sound.errors
 
 

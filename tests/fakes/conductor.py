@@ -93,8 +93,9 @@ class FakeDeployment:
     def up(self, name: str, incarnation: int = 0) -> PeerUp:
         return PeerUp(name=name, incarnation=incarnation, endpoint=mailbox_endpoint(self.ipc, name, 0))
 
-    def down(self, name: str, cause: str, public: str = "a process died") -> None:
-        self.tell(PeerDown(name=name, incarnation=self._lives.get(name, 0), cause=cause, public=public))
+    def down(self, name: str, cause: str, public: str = "a process died", *, is_planned: bool = False) -> None:
+        life = self._lives.get(name, 0)
+        self.tell(PeerDown(name=name, incarnation=life, cause=cause, public=public, is_planned=is_planned))
 
     def restart(self, name: str) -> None:
         """Let the next incarnation of a process, after its death, appear to the api."""

@@ -33,7 +33,8 @@ NO_ROOM: Final = "no_room"
 CUT: Final = "cut"
 """File in the runtime folder: names of a sender and a receiver whose connection loses what is on the way.
 
-With `silent` behind them, the connection and those that follow it bring nothing, and no end learns of it.
+With `silent` behind them, the connection and those that follow it between these two processes bring nothing, and no end
+learns of it. A new process has a connection of its own.
 """
 
 RELAYS: Final = "RELAYS"
@@ -88,15 +89,19 @@ class CutOutbound(Outbound):
                 continue
             sender, receiver, *words = mark.read_text().split()
             ends = [sender, receiver]
-            relays = [relay for (*names, _), relay in list(cls.relays.items()) if names == ends]
+            keys = [key for key in list(cls.relays) if [*key[:2]] == ends]
+            relays = [cls.relays[key] for key in keys]
             for relay in relays:
                 relay.hold()
             time.sleep(HELD_S)
             end = time.monotonic() + MOST_HELD_S
             while not any(relay.held >= HELD_BYTES for relay in relays) and time.monotonic() < end:
                 time.sleep(0.01)
-            for relay in relays if not words else ():
-                relay.drop()
+            for key, relay in zip(keys, relays, strict=True):
+                if words:  # held for ever; the introduction of a new process makes another
+                    del cls.relays[key]
+                else:
+                    relay.drop()
             mark.unlink()
 
 

@@ -17,6 +17,7 @@ from mstar_core.api.errors import Stalled, lost
 from mstar_core.api.output.spool import SPOOL_BYTES, Spool
 from mstar_core.api.output.units import Array, Delivered, NewUnits, OutputItem
 from mstar_core.errors import EngineError, MstarError, Unavailable
+from mstar_core.messages.life import PeerDown
 from mstar_core.messages.requests import RequestFinished
 
 QUEUE_BYTES: Final = 4 << 20
@@ -66,7 +67,7 @@ class OutputQueue:
         """delivered: by attempts before the first one here; None without any."""
         self.doubled = 0
         self.delivered = Delivered() if delivered is None else delivered
-        self.on_lost: Callable[[str, str], None] = lambda worker, cause: self.fail(lost(cause))
+        self.on_lost: Callable[[PeerDown], None] = lambda death: self.fail(lost(death.public))
         self._units = NewUnits(self.delivered, is_first=delivered is None)
         self._on_news: Callable[[], None] | None = None
         self._spool = spool
@@ -139,17 +140,17 @@ class OutputQueue:
             self._error = error
             self._notify()
 
-    def worker_down(self, worker: str, cause: str) -> None:
+    def worker_down(self, death: PeerDown) -> None:
         """Handle the death of a worker: its missing outputs are lost after a short grace period."""
         if self._ending is None or self._is_complete() or self._grace is not None:
             return  # the conductor decides about requests that it has not finished
-        if worker in self._ending.emitted:
+        if death.name in self._ending.emitted:
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(LOST_GRACE_S, self._lose, worker, cause)
+            self._grace = loop.call_later(LOST_GRACE_S, self._lose, death)
 
-    def _lose(self, worker: str, cause: str) -> None:
+    def _lose(self, death: PeerDown) -> None:
         if not self._is_complete():
-            self.on_lost(worker, cause)
+            self.on_lost(death)
 
     async def take(self, timeout_s: float, limit_bytes: int = 256 * 1024) -> list[OutputItem]:
         """Return ready outputs, at least one unless none arrives within `timeout_s`; empty: timeout, or the end.

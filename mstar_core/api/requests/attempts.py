@@ -23,6 +23,7 @@ from mstar_core.api.requests.record import Attempt, AttemptRecord
 from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.errors import MstarError, WorkerLost
 from mstar_core.messages.flow import Drawn, Saved
+from mstar_core.messages.life import PeerDown
 from mstar_core.messages.requests import NewRequest, Resume
 
 FIRST: Final = 1
@@ -113,6 +114,10 @@ class Attempts:
             self._events.append(("request.parked", facts))
         self._park(live, record)
         self._resume(live, record)
+
+    def lost_with(self, live: LiveRequest, death: PeerDown) -> None:
+        """Start the next attempt of a request after the announced death of a process, see `lost`."""
+        self.lost(live, death.name, death.public, is_planned=death.is_planned)
 
     def conductor_is_up(self) -> None:
         """Send the parked requests."""

@@ -118,9 +118,9 @@ API_VERSION = 1
 async def health(exchange: Exchange) -> HTTPResponse:
     """Return whether every process is alive."""
     deployment = exchange.service.link.deployment
-    gone = next(iter(deployment.down.items()), None)
+    gone = next(iter(deployment.down.values()), None)
     if deployment.state == "unhealthy" or gone is not None:
-        name, reason = gone or ("deployment", deployment.reason or "unhealthy")
+        name, reason = (gone.name, gone.public) if gone else ("deployment", deployment.reason or "unhealthy")
         exchange.code = "unhealthy"
         component = name.partition("-")[0]  # the kind: which process of a group died is for its operator
         return exchange.json({"status": "unhealthy", "component": component, "reason": reason}, 503)
