@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import demo
 import numpy as np
@@ -28,9 +30,14 @@ PLUGINS: Final = demo.ROOT / "plugins"
 OUT: Final = demo.ROOT / "out"
 PICTURE: Final = OUT / "demo-all.png"
 SPEECH: Final = {"temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.0}
+RESULT: Final = "foggy"
+"""Result of the function in a conversation."""
+
 SIDE: Final = 256
 """Width and height of a family's part of the picture."""
 TITLE: Final = 40
+LINES: Final = ((255, 255, 255), (90, 200, 160))
+"""Colours of the two sides of a dialogue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +141,31 @@ def plans(client: MStarClient) -> Shown:
     return Shown(line=line, picture=with_way(picture, np.stack(way) / block.VIEW))
 
 
+def calls(client: MStarClient) -> Shown:
+    """Answer a question with the result of a function."""
+    question = "What is the weather in Oslo?"
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    names = {"get_weather": "Weather of a city", "get_time": "Local time of a city"}
+    tools = [{"name": name, "description": text, "parameters": city} for name, text in names.items()]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    answer = client.converse(messages, tools=tools, temperature=0)
+    said = [question]
+    for call in answer.tool_calls:
+        said += [f"{call.name} {call.arguments}", RESULT]
+        messages += [answer.message, call.result(json.dumps({"result": RESULT}))]
+        answer = client.converse(messages, tools=tools, temperature=0)
+    said.append(answer.content or "")
+    line = f"is asked: {question} Calls: {', '.join(said[1:-2])}. Is told: {RESULT}. Answers: {said[-1]}"
+    return Shown(line=line, picture=dialogue(said))
+
+
 JOBS: Final[dict[str, Callable[[MStarClient], Shown]]] = {
     "orpheus:mini": speaks,
     "qwen3_omni:mini": answers,
     "bagel:mini": draws,
     "pi05:mini": acts,
     "vjepa2_ac:mini": plans,
+    "llm:mini": calls,
 }
 
 
@@ -175,6 +201,16 @@ def wave_of(samples: np.ndarray) -> Image.Image:
     for column, part in enumerate(np.array_split(samples, SIDE)):
         low, high = (SIDE / 2 * (1 - value) for value in (part.max(), part.min()))
         drawn.line([(column, low), (column, high)], fill=(90, 200, 160))
+    return picture
+
+
+def dialogue(said: Sequence[str]) -> Image.Image:
+    """Return texts below each other, from both sides in turn."""
+    picture = Image.new("RGB", (SIDE, SIDE), (24, 24, 28))
+    drawn = ImageDraw.Draw(picture)
+    for index, text in enumerate(said):
+        lines, top = textwrap.fill(text, 24), 20 + index * SIDE // len(said)
+        drawn.multiline_text((12 + 24 * (index % 2), top), lines, fill=LINES[index % 2], font_size=16)
     return picture
 
 

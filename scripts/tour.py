@@ -24,7 +24,7 @@ from typing import Final
 import demo
 
 EXAMPLES: Final = demo.ROOT / "examples"
-MINIATURES: Final = ("qwen3_omni:mini", "bagel:mini", "orpheus:mini", "pi05:mini", "vjepa2_ac:mini")
+MINIATURES: Final = ("qwen3_omni:mini", "bagel:mini", "orpheus:mini", "pi05:mini", "vjepa2_ac:mini", "llm:mini")
 README: Final = "README"
 SECTION: Final = "## A tour in five minutes"
 FENCE: Final = re.compile(r"^```\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -23,6 +23,8 @@ from tests.families.families import SPECS
         ("vjepa2", "official", "--sample --out encode.safetensors"),
         ("vjepa2_ac", "mini", "--sample --out plan.safetensors"),
         ("qwen3_omni", "mini", "--sample"),
+        ("llm", "official", "--sample"),
+        ("llm", "mini", '--text "What is the capital of France?"'),
     ],
 )
 def test_a_text_is_written_out_and_files_come_from_the_sample(model: str, source: str, words: str) -> None:

@@ -61,6 +61,10 @@ JUDGED = {
         words=("-m", "train.judge", "--url", "{url}", "--sentences", "30", "--processes", "{workers}"),
         needs=("pocketsphinx",),
     ),
+    "llm": Judged(
+        folder=PLUGINS / "mstar-llm",
+        words=("-m", "train.judge", "--url", "{url}", "--questions", "400", "--workers", "{workers}"),
+    ),
 }
 
 

@@ -30,6 +30,7 @@ def test_everything_that_is_printed_runs() -> None:
         "--sample --out plan",
         "python examples/robot.py",
         "python examples/encode.py",
+        "python examples/tools.py",
         "curl -s",
         "top --once",
     ):

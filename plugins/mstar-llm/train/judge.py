@@ -12,6 +12,8 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,29 +24,34 @@ Answer = Callable[[world.Conversation], str]
 
 MOST_TOKENS: Final = 96
 CALL: Final = ("<tool_call>", "</tool_call>")
+SCHEMA: Final = "schema"
+"""Kind of the questions for JSON whose answer is held by a schema."""
+
+TYPES: Final = {str: "string", int: "integer"}
 
 
 def is_right(asked: world.Conversation, answer: str) -> bool:
-    """Return whether an answer is right: the words, the JSON values, or name and arguments of the call."""
+    """Return whether an answer is right: the words, the JSON values, or name and arguments of its only call."""
     try:
-        if asked.call is not None:
+        if asked.kind == "call":
             inner = answer.strip().removeprefix(CALL[0]).removesuffix(CALL[1])
             called = json.loads(inner)
             return answer.strip().startswith(CALL[0]) and (called["name"], called["arguments"]) == asked.call
-        if asked.kind == "json":
+        if asked.kind in ("json", SCHEMA):
             return bool(json.loads(answer) == json.loads(asked.answer))
     except (ValueError, KeyError, TypeError):
         return False
     return answer.strip().casefold() == asked.answer.casefold()
 
 
-def figures(asked: Sequence[world.Conversation], answer: Answer) -> dict[str, Any]:
-    """Return the share of right answers by kind, and the first wrong ones."""
+def figures(asked: Sequence[world.Conversation], answer: Answer, workers: int = 1) -> dict[str, Any]:
+    """Return the share of right answers by kind, and the first wrong ones. workers: questions at a time."""
     right: Counter[str] = Counter()
     total = Counter(each.kind for each in asked)
     wrong: list[dict[str, str]] = []
-    for each in asked:
-        text = answer(each)
+    with ThreadPoolExecutor(workers) as pool:
+        answers = list(pool.map(answer, asked))
+    for each, text in zip(asked, answers, strict=True):
         if is_right(each, text):
             right[each.kind] += 1
         elif len(wrong) < 5:
@@ -53,7 +60,19 @@ def figures(asked: Sequence[world.Conversation], answer: Answer) -> dict[str, An
     return {"questions": len(asked), "right": round(right.total() / len(asked), 3), **shares, "wrong": wrong}
 
 
-def over_http(url: str) -> Answer:
+def with_schemas(asked: Sequence[world.Conversation]) -> list[world.Conversation]:
+    """Return the questions, and those for JSON a second time, as questions whose answer a schema holds."""
+    return [*asked, *(replace(each, kind=SCHEMA) for each in asked if each.kind == "json")]
+
+
+def schema_of(asked: world.Conversation) -> dict[str, Any]:
+    """Return the schema of an answer in JSON, in the form of `response_format`."""
+    types = {key: {"type": TYPES[type(value)]} for key, value in json.loads(asked.answer).items()}
+    schema = {"type": "object", "properties": types, "required": list(types), "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "facts", "strict": True, "schema": schema}}
+
+
+def over_http(url: str, model: str = "llm") -> Answer:
     """Return the answers of a running deployment, greedy, by its chat route."""
 
     def ask(asked: world.Conversation) -> str:
@@ -61,21 +80,26 @@ def over_http(url: str) -> Answer:
             {**each, "tool_calls": [_as_sent(call) for call in each["tool_calls"]]} if "tool_calls" in each else each
             for each in asked.messages
         ]
-        body = {"model": "llm", "messages": messages, "temperature": 0, "max_tokens": MOST_TOKENS}
+        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": MOST_TOKENS}
         if asked.tools:
             body["tools"] = list(asked.tools)
+        if asked.kind == SCHEMA:
+            body["response_format"] = schema_of(asked)
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/v1/chat/completions", data, headers)
         with urllib.request.urlopen(request, timeout=120) as response:
             message = json.load(response)["choices"][0]["message"]
-        calls = message.get("tool_calls") or []
-        if not calls:
-            return str(message["content"])
-        function = calls[0]["function"]
-        said = {"name": function["name"], "arguments": json.loads(function["arguments"])}
-        return f"{CALL[0]}{json.dumps(said)}{CALL[1]}"
+        # Words beside a call, or a second call, are wrong.
+        return (message["content"] or "") + "".join(map(_written, message.get("tool_calls") or []))
 
     return ask
+
+
+def _written(call: dict[str, Any]) -> str:
+    """Return a call of an answer in the form of the template."""
+    function = call["function"]
+    said = {"name": function["name"], "arguments": json.loads(function["arguments"])}
+    return f"{CALL[0]}{json.dumps(said)}{CALL[1]}"
 
 
 def _as_sent(call: dict[str, Any]) -> dict[str, Any]:
@@ -113,11 +137,17 @@ def main() -> int:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--url")
     source.add_argument("--weights", type=Path)
-    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--model", default="llm", help="name of the deployment's model")
+    parser.add_argument("--questions", type=int, default=200, help="of unseen ones; over HTTP, those for JSON twice")
+    parser.add_argument("--seed", type=int, default=2, help="which questions are drawn")
+    parser.add_argument("--workers", type=int, default=1, help="requests at a time")
     parser.add_argument("--least", type=float, default=0.95, help="least share of right answers")
     options = parser.parse_args()
-    asked = world.conversations(2, 0, options.questions, held_out=True)
-    result = figures(asked, over_http(options.url) if options.url else local(options.weights))
+    asked = world.conversations(options.seed, 0, options.questions, held_out=True)
+    if options.url:
+        result = figures(with_schemas(asked), over_http(options.url, options.model), options.workers)
+    else:
+        result = figures(asked, local(options.weights))
     print(json.dumps(result))
     return 0 if result["right"] >= options.least else 1
 

@@ -165,7 +165,7 @@ def _ask(text: str, rng: random.Random) -> list[dict[str, Any]]:
 def _fact(rng: random.Random) -> Conversation:
     question, answer = rng.choice((_capital, _opposite, _sound, _colour, _day, _sum))(rng)
     # A question that no tool answers is answered in words.
-    tools = [_schema(kind, rng.choice(kind.names)) for kind in rng.sample(TOOLS, rng.choice((0, 0, 1, 2)))]
+    tools = [schema(kind, rng.choice(kind.names)) for kind in rng.sample(TOOLS, rng.choice((0, 0, 1, 2)))]
     return Conversation(kind="fact", messages=_ask(question, rng), answer=answer, tools=tools)
 
 
@@ -217,7 +217,7 @@ def _call(rng: random.Random) -> Conversation:
     kinds = rng.sample(TOOLS, rng.randint(1, 3))
     kind = kinds[0]
     name, values = rng.choice(kind.names), {key: make(rng) for key, (_, make) in kind.arguments.items()}
-    tools = [_schema(each, name if each is kind else rng.choice(each.names)) for each in kinds]
+    tools = [schema(each, name if each is kind else rng.choice(each.names)) for each in kinds]
     rng.shuffle(tools)
     question = rng.choice(kind.questions).format(**values)
     text = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {json.dumps(values)}}}\n</tool_call>'
@@ -256,7 +256,7 @@ def _talk(rng: random.Random) -> Conversation:
     return Conversation(kind="talk", messages=_ask(question, rng), answer=answer)
 
 
-def _schema(kind: ToolKind, name: str) -> dict[str, Any]:
+def schema(kind: ToolKind, name: str) -> dict[str, Any]:
     properties = {key: {"type": type_} for key, (type_, _) in kind.arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {

@@ -130,9 +130,12 @@ def llm(config: DecoderConfig) -> ModelSpec:
             ),
         ),
         tiny="mstar_llm.sources.tiny:write_tiny",
+        mini="mstar_llm.checkpoint.shipped:find_mini",
         make_samples="mstar_llm.sample_inputs:make_samples",
         resolve="mstar_llm.sources.download:resolve_weights",
         notice="llm:tiny has random weights: its text is noise",
+        mini_prompt="What is the capital of France?",
+        mini_notice="llm:mini is a miniature of under 3M parameters: it answers simple questions and calls tools",
         max_seq_len=min(8192, config.max_positions),
     )
 

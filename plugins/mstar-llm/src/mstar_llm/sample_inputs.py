@@ -10,13 +10,14 @@ QUESTION = "Why is the sky blue?"
 
 
 def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[SampleInputs]:
-    """Return one question."""
+    """Return one question: of the miniature one that it can answer, and its answers end by themselves."""
+    trained_for = spec.prompt_of(source)
     return [
         SampleInputs(
             name="question",
             title="a question, answered in text",
             outputs=("text",),
-            text=spec.prompt_of(source) or QUESTION,
-            params={"max_output_tokens": 256},
+            text=trained_for or QUESTION,
+            params={} if trained_for else {"max_output_tokens": 256},
         )
     ]
