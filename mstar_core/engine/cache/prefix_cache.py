@@ -17,44 +17,60 @@ DIGEST_BYTES = 16
 
 
 class ContentChain:
-    """Running page keys of one branch, extended by every segment in order up to one that may not be cached."""
+    """Running page keys of one branch, extended by every segment in order up to one that may not be cached.
+
+    Ids that follow ids of the same seed continue their segment, so the key of a page does not depend on which of its
+    ids were read as a prompt and which were generated.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.keys: list[bytes] = []
         self.is_open = True
-        self._page_size = page_size
+        self._ids = np.empty(page_size, dtype="<i4")
         self._filled = 0
-        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._segments = b""
+        self._seed: bytes | None = None
 
-    def extend(self, ids: np.ndarray, seed: bytes | None) -> None:
-        """Add a segment. ids: int32 [n]; seed: what else determines its content, None = end of the cacheable prefix."""
+    @property
+    def tokens(self) -> int:
+        """Tokens of all segments so far."""
+        return len(self.keys) * len(self._ids) + self._filled
+
+    def extend(self, ids: np.ndarray, seed: bytes | None, *, continues: bool = True) -> None:
+        """Add a segment. ids: int32 [n]; seed: what else determines its content, None = end of the cacheable prefix.
+
+        continues: whether it may continue a segment of the same seed, as ids do and media do not.
+        """
         if seed is None or not self.is_open:
             self.is_open = False
             return
-        marker = len(seed).to_bytes(4, "little") + seed
+        if not continues:
+            self._seed = None
         at = 0
         while at < len(ids):
-            part = ids[at : at + self._page_size - self._filled]
-            self._hash.update(
-                marker + self._filled.to_bytes(4, "little") + np.ascontiguousarray(part, dtype="<i4").tobytes()
-            )
+            if seed != self._seed or not self._filled:
+                self._segments += len(seed).to_bytes(4, "little") + seed + self._filled.to_bytes(4, "little")
+                self._seed = seed
+            part = ids[at : at + len(self._ids) - self._filled]
+            self._ids[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             at += len(part)
-            if self._filled == self._page_size:
+            if self._filled == len(self._ids):
                 self._turn_page()
 
     def copy(self) -> ContentChain:
         """Return a copy for a forked branch."""
-        twin = ContentChain(self._page_size)
+        twin = ContentChain(len(self._ids))
         twin.keys, twin.is_open, twin._filled = list(self.keys), self.is_open, self._filled
-        twin._hash = self._hash.copy()
+        twin._ids[:] = self._ids
+        twin._segments, twin._seed = self._segments, self._seed
         return twin
 
     def _turn_page(self) -> None:
-        key = self._hash.digest()
-        self.keys.append(key)
-        self._hash = hashlib.blake2b(key, digest_size=DIGEST_BYTES)
-        self._filled = 0
+        before = self.keys[-1] if self.keys else b""
+        content = before + len(self._segments).to_bytes(4, "little") + self._segments + self._ids.tobytes()
+        self.keys.append(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest())
+        self._segments, self._filled = b"", 0
 
 
 class PrefixCache:

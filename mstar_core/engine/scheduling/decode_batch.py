@@ -224,6 +224,8 @@ class DecodeScheduler:
         self._memory.slots.set_last(branch.slot, last)
         branch.request.last_values.update(outputs)
         self._loops.sync_log(branch)
+        self._loops.extend_by_loop(branch, branch.logged)
+        self._pages.offer_prefix(branch)
         self._requests.stop_decoding(branch)
         branch.job = branch.loop = None
         self._requests.requeue(branch)

@@ -203,13 +203,24 @@ class Loops:
     def _extend_chain(self, branch: Branch, job: Job, ids: np.ndarray | None, tokens: int) -> None:
         """Extend the page keys of a branch. ids: int32 [tokens], None where the tokens are not ids."""
         seed = job.content if ids is None else job.tokens_hash_seed
-        if seed is None or not branch.chain.is_open:
+        if seed is None or not branch.chain.is_open or branch.chain.tokens != branch.logged:
             branch.chain.is_open = False
             return
         if ids is None:
-            ids = np.full(tokens, NO_ID, dtype=np.int32)
-        kind = f"{job.attend.mask},{job.attend.positions};".encode()
-        branch.chain.extend(ids, kind + seed)
+            branch.chain.extend(np.full(tokens, NO_ID, dtype=np.int32), _kind(job) + seed, continues=False)
+        else:
+            branch.chain.extend(ids, _kind(job) + seed)
+
+    def extend_by_loop(self, branch: Branch, tokens: int) -> None:
+        """Extend the page keys of a branch by ids of its resident loop, up to the first `tokens` of its cache.
+
+        Called once, when the loop ends, so that a step makes no page keys. The last id that was drawn is not in the
+        cache. A loop with values beside its ids has closed the chain.
+        """
+        chain, job = branch.chain, branch.job
+        if job is not None and job.tokens_hash_seed is not None and chain.is_open:
+            ids = self._slots.history[branch.slot, chain.tokens : tokens]
+            chain.extend(ids, _kind(job) + job.tokens_hash_seed)
 
     def _take_ids(self, slot: int, forward: ForwardPass) -> np.ndarray:
         """Return the ids of a pass for the history, int32. An id outside the vocabulary would crash a kernel."""
@@ -297,8 +308,8 @@ class Loops:
         if start is not None:
             self._see(slot, np.array([value], dtype=np.int64))
         slots.begin_loop(slot, int(job.key), limit, loop.stop_ids)
-        # Tokens of a loop are not offered to the prefix cache: their page keys would cost host time per token.
-        branch.chain.is_open = False
+        if self._memory.loop is not None or job.tokens_hash_seed is None or branch.chain.tokens != branch.logged:
+            branch.chain.is_open = False  # ids alone do not determine the cache
         branch.loop = LoopState(job=job, spec=loop, limit=limit)
         branch.is_decoding = True
         return None
@@ -333,3 +344,8 @@ class Loops:
         """Return the iterations that one pass may hold: several if they are independent and nothing is reported."""
         is_free = loop.fused and not loop.carry and loop.stop_port is None and not branch.wants
         return self._most_iterations if is_free and self._inputs.holds_iterations(job.inputs, job.attend) else 1
+
+
+def _kind(job: Job) -> bytes:
+    """Return what determines the cache of a job's tokens beside their content."""
+    return f"{job.attend.mask},{job.attend.positions};".encode()

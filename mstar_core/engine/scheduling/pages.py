@@ -168,6 +168,16 @@ class Pages:
             full = int(memory.tables.length[branch.slot]) // memory.pool.page_size
             memory.prefixes.insert(branch.chain.keys[:full], memory.tables.pages(branch.slot)[:full])
 
+    def offer_answer(self, branch: Branch) -> None:
+        """Offer the full pages of a branch whose request ends, up to the last id of its loop that is in the cache."""
+        if branch.slot < 0:
+            return
+        if branch.is_decoding and branch.job is not None and not branch.is_evicted and not branch.replay:
+            coming = sum(step.decodes(int(branch.job.key)) for step in self._requests.in_flight)
+            length = int(self._memory.tables.length[branch.slot]) - coming
+            self._loops.extend_by_loop(branch, length if branch.forward is None else branch.logged)
+        self.offer_prefix(branch)
+
     def fork(self, source: Branch, into: Branch) -> None:
         """Make a branch a copy-on-write copy of another one, as of the jobs already done."""
         memory = self._memory

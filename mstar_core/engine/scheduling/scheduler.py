@@ -220,6 +220,8 @@ class Scheduler:
         request = self._requests.requests.pop(handle, None)
         if request is None:
             return
+        for branch in request.branches.values():
+            self._pages.offer_answer(branch)
         self._requests.stop(request)
         self._memory.slots.give_back(request.slots)
         if self._memory.feeds is not None:
