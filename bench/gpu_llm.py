@@ -3,7 +3,10 @@
 Run from the repository root on a machine with a GPU: `python -m bench.gpu_llm --out bench/results/gpu/llm.json`. The
 weights are random bfloat16 numbers in the shapes of Qwen3-8B, made on the device. Prompts are random ids, so no prefix
 cache helps; every answer has its full length. The decode rate at N streams is that of the span in which all N decode:
-from the last first token to the first last one. `--tiny --device cpu` uses `llm:tiny`, to test the benchmark itself.
+from the last first token to the first last one. `--constraints` and `--adapters` also give their rate as a share of the
+plain one. Each section has `--section-s` seconds; requests that run longer are disconnected, the rate is that of what
+came, and the section is marked as cut. Results are written after each section, so a run that is ended keeps them.
+`--tiny --device cpu` uses `llm:tiny`, to test the benchmark itself.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.serving.client import Heard, ask
+from bench.serving.client import LEFT, Heard, ask
 from bench.serving.deployment import Plan, Served, gpu_state
-from bench.serving.figures import Figures, head, write
+from bench.serving.figures import Figures, head, median, write
 from bench.serving.options import add_deployment_options
 
 RECORDS: Final = {
@@ -49,9 +53,16 @@ CONSTRAINTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+WARM_UP_IDS: Final = 32
+"""Ids of answers that only make a load's steps run once."""
+
+
 @dataclass(slots=True)
 class Measured:
-    """Requests of one deployment and their figures. context: ids of each prompt; ids: of each answer."""
+    """Requests of one deployment and their figures. context: ids of each prompt; ids: of each answer.
+
+    due: when the section ends, in monotonic seconds. is_cut: requests of the section were disconnected at that time.
+    """
 
     port: int
     context: int
@@ -60,6 +71,13 @@ class Measured:
     figures: Figures = field(default_factory=Figures)
     errors: Counter[str] = field(default_factory=Counter)
     next_number: int = 1
+    due: float = 0.0
+    is_cut: bool = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the section."""
+        return max(0.0, self.due - time.monotonic())
 
     def first_token(self, count: int) -> None:
         """Measure `count` requests of one id, one after the other."""
@@ -70,17 +88,16 @@ class Measured:
         heard = self._good(asyncio.run(all_of_them()))
         self.figures.add("first_token_1", [each.text_marks[0] - each.sent_s for each in heard if each.text_marks])
 
-    def decode(self, label: str, streams: int, extras: list[dict[str, Any]], *, is_warm_up: bool = False) -> None:
+    def warm_up(self, streams: int, extras: list[dict[str, Any]]) -> None:
+        """Send `streams` short requests together."""
+        asyncio.run(self._together(streams, extras, min(self.ids, WARM_UP_IDS)))
+
+    def decode(self, label: str, streams: int, extras: list[dict[str, Any]]) -> None:
         """Measure `streams` requests that begin together. extras: fields of requests, in turn."""
-
-        async def together() -> list[Heard]:
-            turns = (extras[number % len(extras)] for number in range(streams))
-            return list(await asyncio.gather(*(self._ask(ids=self.ids, extra=extra) for extra in turns)))
-
         started = time.monotonic()
-        heard = self._good(asyncio.run(together()))
+        heard = self._good(asyncio.run(self._together(streams, extras, self.ids)))
         wall_s = time.monotonic() - started
-        if is_warm_up or not heard:
+        if not heard:
             return
         name = f"{label}_{streams}"
         add = self.figures.add
@@ -89,19 +106,31 @@ class Measured:
         add(f"first_token_{name}", [each.text_marks[0] - each.sent_s for each in heard])
         add(f"ids_each_{name}", [tokens_of(each) for each in heard], "1")
 
+    def share(self, label: str, streams: int) -> None:
+        """Note the median rate of a load as a share of the plain one's."""
+        rates = [
+            sorted(self.figures.samples.get(f"decode_ids_per_s_{name}_{streams}", [])) for name in (label, "plain")
+        ]
+        if all(rates) and median(rates[1]):
+            self.figures.add(f"share_of_plain_{label}_{streams}", [median(rates[0]) / median(rates[1])], "1")
+
+    async def _together(self, streams: int, extras: list[dict[str, Any]], ids: int) -> list[Heard]:
+        turns = (extras[number % len(extras)] for number in range(streams))
+        return list(await asyncio.gather(*(self._ask(ids=ids, extra=extra) for extra in turns)))
+
     async def _ask(self, *, ids: int, extra: dict[str, Any]) -> Heard:
         number, self.next_number = self.next_number, self.next_number + 1
         prompt = random.Random(number).choices(range(self.vocab), k=self.context)
-        own = {key: value for key, value in extra.items() if key != "model"}
-        kwargs = {"prompt_token_ids": prompt, "max_output_tokens": ids, "seed": number, **own}
-        if not own:
+        body: dict[str, Any] = {"text": "", "stream_events": "full", **extra}
+        kwargs = {"prompt_token_ids": prompt, "max_output_tokens": ids, "seed": number}
+        if extra.keys() <= {"model"}:
             kwargs["ignore_eos"] = True  # an answer with a grammar ends by the grammar alone
-        body = {"text": "", "stream_events": "full", "model_kwargs": kwargs}
-        return await ask(self.port, body | {key: value for key, value in extra.items() if key == "model"})
+        return await ask(self.port, body | {"model_kwargs": kwargs}, leave_after_s=self.left_s)
 
     def _good(self, heard: list[Heard]) -> list[Heard]:
-        self.errors.update(each.code for each in heard if each.code)
-        return [each for each in heard if not each.code and each.text_marks]
+        self.is_cut = self.is_cut or any(each.code == LEFT for each in heard)
+        self.errors.update(each.code for each in heard if each.code not in ("", LEFT))
+        return [each for each in heard if each.code in ("", LEFT) and each.text_marks]
 
 
 def tokens_of(heard: Heard) -> float:
@@ -122,78 +151,126 @@ def main() -> int:
     """Run the benchmark. Returns 1 if a request failed or a resource is still held."""
     options = read_options()
     scratch = Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
-    begun = head()
-    try:
-        facts, figures = measured(options, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    report = {**begun, **facts, "metrics": figures.summary()}
+    report: dict[str, Any] = {**head(), "ready_s": None, "held": {}, "errors": {}, "sections": {}}
     if options.commit:
         report["commit"] = options.commit
-    if options.out:
-        write(report, dict(figures.samples), options.out)
+    try:
+        measure(options, scratch, report)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     print(json.dumps({key: report[key] for key in ("ready_s", "errors", "held")}))
     for name, values in report["metrics"].items():
         print(f"  {name:44} {values['p50']:10.4g} {values['unit']}  (min {values['min']:.4g}, n {values['n']})")
     return 1 if report["errors"] or report["held"] else 0
 
 
-def measured(options: argparse.Namespace, root: Path) -> tuple[dict[str, Any], Figures]:
-    """Start the deployment, run every section and stop it. Returns its facts and figures."""
+@dataclass(slots=True)
+class Run:
+    """Sections of one run. report: what is written to `out` after each."""
+
+    report: dict[str, Any]
+    made: Measured
+    section_s: float
+    out: Path | None
+
+    def section(self, name: str, work: Callable[[], None]) -> None:
+        """Run a section, within its time, and write the results so far. A failure ends the section alone."""
+        started, self.made.is_cut, facts = time.monotonic(), False, dict[str, Any]()
+        self.made.due = started + self.section_s
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 isolation boundary: one section
+            traceback.print_exc()
+            self.made.errors[f"section_{name}"] += 1
+            facts["error"] = str(error)[-3000:]
+        if self.made.is_cut:
+            facts["cut"] = True
+            print(f"{name}: cut after {self.section_s:g} s", file=sys.stderr, flush=True)
+        self.report["sections"][name] = {"took_s": round(time.monotonic() - started, 2), **facts}
+        self.save()
+
+    def save(self) -> None:
+        """Write the results so far."""
+        self.report |= {"errors": dict(self.made.errors), "metrics": self.made.figures.summary()}
+        if self.out:
+            write(self.report, dict(self.made.figures.samples), self.out)
+
+
+def measure(options: argparse.Namespace, root: Path, report: dict[str, Any]) -> None:
+    """Start the deployment, run every section and stop it. report: filled meanwhile."""
     from bench.families.llm_checkpoint import write_adapter, write_random
 
     adapters = {f"adapter{number}": root / f"adapter{number}" for number in range(options.adapters)}
     for number, folder in enumerate(adapters.values()):
         write_adapter(folder, seed=number)
-    streams = options.streams
+    streams, most = options.streams, max(options.streams)
     plan = Plan(
         model="llm:tiny" if options.tiny else "llm",
         device=options.device,
         port=options.port,
         root=root,
         weights=None if options.tiny else write_random(root / "weights", seed=1),
-        settings=(f"max_concurrent_requests={max(streams)}", *options.set),
+        settings=(f"max_concurrent_requests={most}", *options.set),
     )
     vocab = 256 if options.tiny else 151_000
     made = Measured(plan.port, context=options.context, ids=options.ids, vocab=vocab)
-    facts: dict[str, Any] = {"model": plan.model, "settings": list(plan.settings), "device": plan.device}
-    plain: list[dict[str, Any]] = [{}]
-    loads = [("plain", size, plain) for size in streams]
-    loads += [(name, max(streams), [CONSTRAINTS[name]]) for name in options.constraints]
+    run = Run(report, made, options.section_s, options.out)
+    report |= {"model": plan.model, "settings": list(plan.settings), "device": plan.device}
+    loads = [(name, [CONSTRAINTS[name]]) for name in options.constraints]
+    chosen: list[dict[str, Any]] = [{"model": name} for name in adapters]
     try:
         with Served(plan) as served:
             made.figures.add("ready_s", [served.ready_s])
-            facts |= {"ready_s": round(served.ready_s, 2), "phases": served.snapshot()["deployment"]["phases_s"]}
-            made.decode("warm_up", 1, plain, is_warm_up=True)
-            served.wait_captured()
-            made.first_token(options.first)
-            run_loads(served, made, loads, options.repeats)
+            report |= {"ready_s": round(served.ready_s, 2), "phases": served.snapshot()["deployment"]["phases_s"]}
+            run.section("first_token", lambda: first_tokens(served, made, options.first))
+            for size in streams:
+                load_section(run, served, ("plain", size, [{}]), options.repeats)
+            for name, extras in loads:
+                load_section(run, served, (name, most, extras), options.repeats)
             if adapters:
-                for name, folder in adapters.items():
-                    loaded = served.mstarctl("lora", "load", f"{name}={folder}")
-                    if loaded.returncode:
-                        raise RuntimeError(loaded.stderr)
-                chosen: list[dict[str, Any]] = [{"model": name} for name in adapters]
-                run_loads(served, made, [(f"adapters_{len(adapters)}", max(streams), chosen)], options.repeats)
-            facts |= {"graphs": served.captures(), "gpu_at_end": gpu_state(), "held": served.wait_clean()}
+                run.section("load_adapters", lambda: load_adapters(served, made, adapters))
+                if "error" not in report["sections"]["load_adapters"]:
+                    load_section(run, served, (f"adapters_{len(adapters)}", most, chosen), options.repeats)
+            report |= {"graphs": served.captures(), "gpu_at_end": gpu_state(), "held": served.wait_clean()}
     except Exception as error:  # noqa: BLE001 isolation boundary: what was measured before it is reported
         traceback.print_exc()
         made.errors["deployment"] += 1
-        facts["error"] = str(error)[-3000:]
-    return {"ready_s": None, "held": {}, **facts, "errors": dict(made.errors)}, made.figures
+        report["error"] = str(error)[-3000:]
+    run.save()
 
 
-def run_loads(served: Served, made: Measured, loads: list[tuple[str, int, list[dict[str, Any]]]], repeats: int) -> None:
-    """Warm up every load, wait for its captures, and measure it. A failure ends its load alone."""
-    for label, streams, extras in loads:
-        try:
-            made.decode(label, streams, extras, is_warm_up=True)
-            served.wait_captured()
-            for _ in range(repeats):
+def first_tokens(served: Served, made: Measured, count: int) -> None:
+    """Warm the deployment up and measure the time to the first token of one request."""
+    made.warm_up(1, [{}])
+    served.wait_captured(limit_s=made.left_s)
+    made.first_token(count)
+
+
+def load_section(run: Run, served: Served, load: tuple[str, int, list[dict[str, Any]]], repeats: int) -> None:
+    """Measure a load: warm up, wait for its captures, and decode. load: its label, streams, and fields of requests."""
+    label, streams, extras = load
+    made = run.made
+
+    def work() -> None:
+        made.warm_up(streams, extras)
+        served.wait_captured(limit_s=made.left_s)
+        for _ in range(repeats):
+            if made.left_s:
                 made.decode(label, streams, extras)
-        except Exception:  # noqa: BLE001 isolation boundary: one load
-            traceback.print_exc()
-            made.errors[f"load_{label}"] += 1
+            else:
+                made.is_cut = True
+        if label != "plain":
+            made.share(label, streams)
+
+    run.section(f"{label}_{streams}", work)
+
+
+def load_adapters(served: Served, made: Measured, adapters: dict[str, Path]) -> None:
+    """Load adapters by name. Raises RuntimeError if one is refused, TimeoutExpired beyond the section's time."""
+    for name, folder in adapters.items():
+        loaded = served.mstarctl("lora", "load", f"{name}={folder}", limit_s=max(1.0, made.left_s))
+        if loaded.returncode:
+            raise RuntimeError(loaded.stderr)
 
 
 def read_options() -> argparse.Namespace:
@@ -207,6 +284,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters of rank 16 in one batch")
     parser.add_argument("--constraints", nargs="*", default=[], choices=[*CONSTRAINTS])
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--section-s", type=float, default=60.0, help="longest time of a section")
     parser.add_argument("--commit", help="commit of the source, for a tree without history")
     options = parser.parse_args()
     if options.adapters:

@@ -186,6 +186,8 @@ class StepResult:
     scores: log-probabilities of the id that a job drew, for requests that report them: float64 [1 + 2k], its own, then
     pairs of one of the k most likely ids and its log-probability.
 
+    decides: the node's next step waited for the ids of this one, so the device has none of its steps.
+
     draws: ids that loops of other kinds drew, with the keys of their jobs. Known ids that a resident loop takes are in
     `loop` and `emissions` like drawn ones.
 
@@ -204,6 +206,7 @@ class StepResult:
     tokens: int = 0
     duration_s: float = 0.0
     ran: list[JobKey] = field(default_factory=list)
+    decides: bool = False
 
     def drop_closed(self, requests: Container[Handle]) -> None:
         """Remove the results of requests that are not among the open ones."""

@@ -240,8 +240,10 @@ class Steps:
             statistics = self.statistics[name]
             for node, part in self.split(name, result).items():
                 self.statistics[node].add(part)
+            statistics.collect_s += self.clock() - started
+            if result.decides and self.lookahead and not steps:
+                self._launch(runner)  # the device waits for it, and need not wait for the results to be routed
             collected = self.clock()
-            statistics.collect_s += collected - started
             yield result  # the caller routes it before the next collection
             statistics.route_s += self.clock() - collected
 

@@ -182,6 +182,44 @@ def test_an_idle_engine_without_requests_prepares_a_large_vocabulary() -> None:
     assert grammars.is_prepared and len(TABLE) < SMALL_VOCABULARY
 
 
+def test_the_first_grammar_of_a_large_vocabulary_meets_a_captured_step() -> None:
+    grammars = Grammars(lambda: TABLE, SMALL_VOCABULARY + 1)
+    engine = make_engine(grammars=grammars, graphs=(2, 8))
+    while engine.idle():
+        pass
+    assert engine._runner.graphs.decode.variants[False, True].sizes == [(8,)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("graphs", GRAPHS, ids=NAMES)
+def test_masks_are_computed_while_the_layers_of_their_step_run(graphs: CaptureSizes) -> None:
+    order: list[str] = []
+
+    class Recorded(Grammars):
+        def masks(self, matchers):  # type: ignore[no-untyped-def]
+            order.append("masks")
+            return super().masks(matchers)
+
+    class Noted(TinyLM):
+        def head(self, hidden: torch.Tensor) -> torch.Tensor:
+            order.append("layers")
+            return super().head(hidden)
+
+    grammars = Recorded(lambda: TABLE, VOCAB)
+    grammars.compile(WORD).matcher()
+    engine = make_engine(grammars=grammars, module=Noted(), graphs=graphs, lookahead=1)
+    for _ in range(2):
+        driver = Driver(engine, 1)
+        driver.open(0, held(WORD))
+        driver.prefill(0, prompt(1, 4))
+        driver.run()
+        order.clear()
+        driver.decode(0, 4)
+        driver.run()
+        assert order == ["layers", "masks"] * 4
+        engine.close(Handle(0))
+        captured(engine)
+
+
 def test_jobs_wait_for_their_grammar_while_others_run() -> None:
     from concurrent.futures import Future
 
@@ -395,6 +433,12 @@ def test_the_default_decode_step_has_no_operation_of_masks() -> None:
                 decode.buckets[(8,)].forward()
         recorded.append(operations.found)
     assert recorded[0] == recorded[1] and not any("shift" in name for name in recorded[0])
-    with Operations() as operations, torch.inference_mode():
-        decode.variants[False, True][(8,)].forward()
-    assert any("shift" in name for name in operations.found)
+    masking = decode.variants[False, True][(8,)]
+    assert masking.masked is not None
+    for part, has_masks in (
+        (masking, False),
+        (masking.masked, True),
+    ):  # the host computes masks while the first part runs
+        with Operations() as operations, torch.inference_mode():
+            part.forward()
+        assert any("shift" in name for name in operations.found) == has_masks

@@ -59,6 +59,31 @@ def turn(steps: Steps) -> int:
     return sum(1 for _ in steps.collect(launched))
 
 
+def test_a_step_that_waited_for_ids_is_launched_before_they_are_routed() -> None:
+    node = DecidingRunner("LLM", lookahead=0)
+    steps = steps_of(node)
+    assert steps.launch() == ["LLM"]
+    for number in range(1, 4):
+        node.done.add(number)
+        for _ in steps.collect([]):
+            assert node.launched == number + 1 and steps.count == 1
+    other = SlowRunner("LLM", lookahead=0)
+    steps = steps_of(other)
+    steps.launch()
+    other.done.add(1)
+    for _ in steps.collect([]):
+        assert other.launched == 1, "a step that its results may join is launched behind them"
+
+
+class DecidingRunner(SlowRunner):
+    """The ids of a step decide the masks of the next one."""
+
+    def collect(self, running: Any) -> StepResult:
+        result = super().collect(running)
+        result.decides = True
+        return result
+
+
 class BlockedRunner(SlowRunner):
     """Has rows that turn out to wait for room."""
 

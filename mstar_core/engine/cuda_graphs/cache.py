@@ -151,6 +151,10 @@ class StaticStep(ABC, Generic[T]):
         assert self.outputs is not None
         return self.outputs
 
+    def capture(self, cache: GraphCache) -> None:
+        """Capture the step."""
+        self.graph, self.outputs = cache.capture(self.forward)
+
     def warm_up(self) -> None:
         """Run the step once so that its kernels are compiled."""
         self.forward()
@@ -240,7 +244,7 @@ class StepBuckets(Generic[S]):
             listener.captures(self.kind, size)
         try:
             step = self.build(size)
-            step.graph, step.outputs = self._cache.capture(step.forward)
+            step.capture(self._cache)
         except Exception:
             if listener is not None and self.kind is not None:
                 listener.drops(self.kind, size)

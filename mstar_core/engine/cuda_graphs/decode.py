@@ -1,13 +1,14 @@
 """Captured decode steps, one bucket per number of sequences: from last ids to drawn ids without a host decision.
 
 The case of the ragged step with one token per sequence and resident rows: a replay covers embedding, layers, head,
-penalty, draw, stop check and the update of the slots. At a node whose loop has values per sequence it also gathers
-these before the module and stores the new state. Padding runs on a spare slot and a spare page.
+penalty, draw, stop check and the update of the slots. A masking step is two graphs, because its masks are computed
+while the device runs the first one. At a node whose loop has values per sequence it also gathers these before the
+module and stores the new state. Padding runs on a spare slot and a spare page.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,14 +36,24 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
+    from mstar_core.engine.steps.masks import Masks
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
+
+
+class _Computed(NamedTuple):
+    """Results of the layers, on the device. ports: their inputs. logits: [count, columns]."""
+
+    ports: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    logits: Tensor
 
 
 class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     """One decode step of up to `count` sequences.
 
-    adjusts: the variant that adjusts logits before the draw. masks: the variant that draws by masks.
+    adjusts: the variant that adjusts logits before the draw. masks: the variant that draws by masks; its `forward` ends
+    with the logits, and `masked` is the rest.
     """
 
     def __init__(self, steps: DecodeSteps, count: int, *, adjusts: bool = False, masks: bool = False) -> None:
@@ -58,6 +69,8 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         if masks:
             parameters[MASK_ROWS] = (torch.int32, count)
             self._masks = Staging(mask_fields(count, slots.vocab), node.device)
+        self.masked = MaskedDraw(self) if masks else None
+        self._computed: _Computed | None = None
         self._parameters = Staging({**adapter_fields(node.adapters, count), **parameters}, node.device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.pages, causal=True)
         beside = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
@@ -80,8 +93,6 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         """Fill the buffers for a step; sampling parameters only if the batch's membership changed."""
         if self._batch is not plan.batch:
             self._load_parameters(plan.batch)
-        if self._masks is not None and plan.masks is not None:
-            self._masks.put({MASKS: plan.masks})
         loop_values = self._steps.values
         values = {"positions": plan.positions, "chance": rng.uniform_host(self._states, plan.drawn)}
         if loop_values is not None:
@@ -102,8 +113,29 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
             self._random = self._steps.values.random_states(batch)
         self._batch = batch
 
+    def load_masks(self, masks: Masks) -> None:
+        """Copy masks to the device, after the layers were launched."""
+        assert self._masks is not None
+        self._masks.put({MASKS: masks.bits})
+
+    def capture(self, cache: GraphCache) -> None:
+        """Capture the step, and its masked draw as a graph behind it."""
+        super().capture(cache)
+        if self.masked is not None:
+            self.masked.capture(cache)
+
+    def warm_up(self) -> None:
+        """Run the step once."""
+        self.forward()
+        if self.masked is not None:
+            self.masked.forward()
+
     def forward(self) -> dict[str, Tensor]:
-        """Run the step. Returns the drawn ids, int64 [count], and the module's outputs of one row per sequence."""
+        """Run the step, a masking one up to its logits. Returns the outputs of `drawn`, or nothing yet."""
+        self._computed = self._compute()
+        return self.drawn() if self.masked is None else {}
+
+    def _compute(self) -> _Computed:
         node, loop_values, slots = self._steps.node, self._steps.values, self._parameters.device["slots"]
         ids = node.slots.next_ids(slots)
         ports = {self._steps.id_port: ids}
@@ -113,18 +145,36 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         with applying(node.adapters, self._parameters.device):
             outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
-        drawn = self.draw(node.module.head(outputs["hidden"]))
+        return _Computed(ports, outputs, node.module.head(outputs["hidden"]))
+
+    def drawn(self) -> dict[str, Tensor]:
+        """Draw from the logits. Returns the ids, int64 [count], and the module's outputs of one row per sequence."""
+        assert self._computed is not None
+        ports, outputs, logits = self._computed
+        node, loop_values, slots = self._steps.node, self._steps.values, self._parameters.device["slots"]
+        drawn = self._draw(logits)
         if loop_values is not None:
             loop_values.store(slots, ports, outputs, node.slots.stopped.index_select(0, slots))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
         return {**kept, DRAWN: node.draws.store(self._parameters.device, slots, drawn, tracked=self._count)}
 
-    def draw(self, logits: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor) -> Tensor:
         """Draw ids from logits [count, columns] at this step's points: int64 [count]."""
         values = self._parameters.device
         if self._masks is not None:
             values = {**values, MASKS: self._masks.device[MASKS].view(self._count, -1)}
         return self._steps.node.draws.draw(logits, values, self.buffers.device["chance"], values["slots"])
+
+
+class MaskedDraw(StaticStep[dict[str, "Tensor"]]):
+    """The draw of a masking step. It reads the logits of the step's own graph, which therefore stay allocated."""
+
+    def __init__(self, step: DecodeStep) -> None:
+        self._step = step
+
+    def forward(self) -> dict[str, Tensor]:
+        """See `DecodeStep.drawn`."""
+        return self._step.drawn()
 
 
 class DecodeSteps:
@@ -170,6 +220,11 @@ class DecodeSteps:
         """Queue captures. Of the sizes that the slots cannot fill only the smallest is taken."""
         self.buckets.plan(up_to(self.node.slots.count, sizes, [*self.buckets.sizes, *self.buckets.planned]))
 
+    def request_masking(self) -> None:
+        """Request the masking step of the largest bucket, so that the first grammars of a busy node meet one."""
+        if self.buckets.largest is not None:
+            self.variants[False, True].request(self.buckets.largest)
+
     def replayable(self, plan: DecodePlan) -> list[DecodePlan]:
         """Return the plans whose replays run this one, empty if nothing is captured.
 
@@ -207,6 +262,9 @@ class DecodeSteps:
         plans = step.buffers.attention.plans
         step.load(plan, tables)
         outputs = step.run()
+        if step.masked is not None and plan.masks is not None:
+            step.load_masks(plan.masks)
+            outputs = step.masked.run()
         self.counts.hits += 1
         self.counts.replans += step.buffers.attention.plans - plans
         reported = {port: outputs[port][:count].clone() for port in plan.batch.reports if port in outputs}
@@ -237,7 +295,7 @@ def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -
     """Return the plan of some sequences. batch: theirs, if it exists."""
     masks, rows = plan.masks, plan.batch.mask_rows
     if masks is not None and rows is not None:
-        masks = masks[rows[span][rows[span] >= 0]] if (rows[span] >= 0).any() else None
+        masks = masks.rows(rows[span][rows[span] >= 0]) if (rows[span] >= 0).any() else None
     return DecodePlan(
         batch=batch or batch_part(plan.batch, span),
         lengths=plan.lengths[span],

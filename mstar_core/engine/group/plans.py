@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.cuda_graphs.kinds import StepKind
+from mstar_core.engine.steps.masks import Masks
 from mstar_core.engine.steps.plan import StepPlan
 
 
@@ -91,6 +92,8 @@ class FrameEncoder:
         match value:
             case np.ndarray():
                 return value.dtype.str, value.shape, value.tobytes()
+            case Masks():
+                return self._encoded(value.bits)
             case torch.dtype():
                 return _name(value)
             case Tensor():
@@ -119,8 +122,9 @@ class FrameDecoder:
         if kind is torch.dtype:
             return getattr(torch, value)
         dtype, shape, data = value
-        if kind is np.ndarray:
-            return np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
+        if kind in (np.ndarray, Masks):
+            array = np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
+            return array if kind is np.ndarray else Masks(lambda: array)
         if data is None:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
             self.shared.append(tensor)

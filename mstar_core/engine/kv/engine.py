@@ -223,11 +223,12 @@ class KVCacheEngine(NodeRunner):
         return self._scheduler.commit(running)
 
     def idle(self) -> bool:
-        """See NodeRunner: captures the next queued bucket. Without requests, also prepares the grammars' vocabulary."""
+        """See NodeRunner: captures the next queued bucket. Without requests, also prepares for the first grammar."""
         assert not self._scheduler.in_flight, "a busy engine does not capture"
         grammars = self._grammars
         if grammars is not None and not grammars.is_prepared and not self._scheduler.has_requests:
             grammars.prepare()
+            self._runner.queue_masking()
         return self._runner.idle()
 
     def compile_later(self) -> None:

@@ -27,7 +27,7 @@ from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
-from mstar_core.engine.kv.packing import packed_draws, packed_ports, packed_positions
+from mstar_core.engine.kv.packing import packed_draws, packed_masks, packed_ports, packed_positions
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS
@@ -177,6 +177,11 @@ class ModelRunner:
         """Queue the steps that `capture` captures, for `idle`."""
         if self.graphs is not None:
             self.graphs.queue(self._settings.graphs)
+
+    def queue_masking(self) -> None:
+        """Queue the masking decode step that holds every batch; `idle` captures it."""
+        if self.graphs is not None and self.graphs.decode is not None:
+            self.graphs.decode.request_masking()
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""
@@ -473,11 +478,11 @@ class ModelRunner:
             sampling = UploadedColumns.of(draws.sampling, slots.device)
         chance = upload(sampling.chance(draws.drawn), slots.device)
         columns = sampling.columns
-        if draws.masks is not None and draws.mask_rows is not None:
-            masks = {MASKS: upload(draws.masks, slots.device), MASK_ROWS: upload(draws.mask_rows, slots.device)}
-            columns = {**columns, **masks}
         logits = self._module.head(hidden)
         logprobs = log_probabilities(logits) if draws.scores else None
+        masks, rows = packed_masks(decode, forward.passes)
+        if masks is not None and rows is not None:
+            columns = {**columns, MASKS: upload(masks, slots.device), MASK_ROWS: upload(rows, slots.device)}
         ids = self.sampler.draw(logits, columns, chance, places)
         if draws.forced is not None:
             forced = upload(draws.forced, ids.device)

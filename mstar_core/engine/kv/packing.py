@@ -27,7 +27,6 @@ class Draws:
     """Ids to draw in one forward: those of the decode batch, then those of passes.
 
     forced: int64 [n], known ids to take instead, -1 for none; None for all.
-    masks: int32 [constrained, words], see DecodePlan; mask_rows: int32 [n], see DecodeBatch. None without a grammar.
     slots: int64 [n]. drawn: int64 [n], ids drawn before. ends: int64 [n], rows of the hidden states; None for all.
     """
 
@@ -36,8 +35,6 @@ class Draws:
     sampling: Sequence[SamplingParams]
     ends: np.ndarray | None = None
     forced: np.ndarray | None = None
-    masks: np.ndarray | None = None
-    mask_rows: np.ndarray | None = None
 
     @property
     def scores(self) -> bool:
@@ -85,8 +82,6 @@ def packed_draws(decode: DecodePlan | None, passes: Sequence[PassPlan]) -> Draws
             drawn=decode.drawn,
             sampling=batch.sampling,
             forced=decode.forced,
-            masks=decode.masks,
-            mask_rows=batch.mask_rows,
         )
     count = 0 if decode is None else len(decode)
     ends, at = list(range(count)), count
@@ -107,33 +102,35 @@ def packed_draws(decode: DecodePlan | None, passes: Sequence[PassPlan]) -> Draws
         before = np.full(count, -1, dtype=np.int64) if decode.forced is None else decode.forced
         forced = np.concatenate([before, forced])
     rows = np.array(ends, dtype=np.int64) if len(ends) != at else None
-    masks, mask_rows = packed_masks(decode, passes)
     return Draws(
         slots=slots,
         drawn=drawn,
         sampling=sampling,
         ends=rows,
         forced=forced if (forced >= 0).any() else None,
-        masks=masks,
-        mask_rows=mask_rows,
     )
 
 
 def packed_masks(
     decode: DecodePlan | None, passes: Sequence[PassPlan]
 ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Return the masks of a decode batch and of the passes behind it that sample, and their rows: see Draws."""
+    """Return the masks of a decode batch and of the passes behind it that sample, and the row of each sequence.
+
+    int32 [constrained, words], and int32 [n] with -1 for a sequence without a mask. None without a grammar. Called once
+    the layers are launched: the masks of a decode batch are computed here.
+    """
     of_passes = [planned.mask for planned in passes if planned.sampling is not None]
     masks = [mask[None] for mask in of_passes if mask is not None]
     before = np.full(0 if decode is None else len(decode), -1, dtype=np.int32)
     if decode is not None and decode.masks is not None:
         assert decode.batch.mask_rows is not None
         before = decode.batch.mask_rows
-        masks.insert(0, decode.masks)
+        masks.insert(0, decode.masks.bits)
     if not masks:
         return None, None
     has_mask = np.concatenate([before >= 0, [mask is not None for mask in of_passes]])
-    return np.concatenate(masks), np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32)
+    joined = masks[0] if len(masks) == 1 else np.concatenate(masks)
+    return joined, np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32)
 
 
 def _stacked(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor]:

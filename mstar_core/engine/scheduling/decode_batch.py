@@ -14,6 +14,7 @@ import numpy as np
 from mstar_core.engine.base import Done, Emission, LoopStep
 from mstar_core.engine.ports import fixed_ranks
 from mstar_core.engine.scheduling.requests import no_id
+from mstar_core.engine.steps.masks import Masks
 from mstar_core.engine.steps.plan import DecodePlan
 from mstar_core.engine.steps.updates import NO_ID
 
@@ -99,17 +100,17 @@ class DecodeScheduler:
                 forced[index] = loop.spec.known[iteration]
         return forced if (forced >= 0).any() else None
 
-    def _masks(self, decoding: Decoding, forced: np.ndarray | None) -> np.ndarray | None:
+    def _masks(self, decoding: Decoding, forced: np.ndarray | None) -> Masks | None:
         """Return the masks of the constrained sequences, see DecodePlan. forced: known ids, which no mask forbids."""
         rows = decoding.batch.mask_rows
         if rows is None:
             return None
-        assert self._grammars is not None
+        grammars = self._grammars
+        assert grammars is not None
         is_free = np.zeros(len(rows), dtype=np.bool_) if forced is None else forced >= 0
         free = is_free[rows >= 0].tolist()
-        return self._grammars.masks(
-            [None if skip else each for each, skip in zip(decoding.matchers, free, strict=True)]
-        )
+        matchers = [None if skip else each for each, skip in zip(decoding.matchers, free, strict=True)]
+        return Masks(lambda: grammars.masks(matchers))
 
     # -- once a step has come to the host ----------------------------------------------------------------------------
 

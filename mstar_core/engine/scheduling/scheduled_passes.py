@@ -72,7 +72,7 @@ class PassScheduler:
     def plan(self, passes: list[ScheduledPass]) -> tuple[PassPlan, ...]:
         """Return the plans of these passes. The host's counts then are those after the step."""
         self._look_ahead(passes)
-        plans = tuple([self._plan(one) for one in passes])
+        plans = tuple([self._plan(one, mask) for one, mask in zip(passes, self._masks(passes), strict=True)])
         for one in passes:
             one.forward.done += one.count
             if one.forward.attend.write:
@@ -81,7 +81,7 @@ class PassScheduler:
                 self._memory.slots.drawn[one.branch.slot] += 1
         return plans
 
-    def _plan(self, one: ScheduledPass) -> PassPlan:
+    def _plan(self, one: ScheduledPass, mask: np.ndarray | None) -> PassPlan:
         forward, branch, count = one.forward, one.branch, one.count
         slots, slot = self._memory.slots, branch.slot
         ports, positions, position, is_whole = forward.ports, forward.given, forward.position, count == forward.tokens
@@ -112,19 +112,20 @@ class PassScheduler:
             sampling=slots.sampling[slot] if one.samples else None,
             drawn=int(slots.drawn[slot]),
             forced=_forced(one) if one.samples else -1,
-            mask=self._mask(one),
+            mask=mask,
             loop=_loop_plan(one),
             adapter=branch.request.adapter,
         )
 
-    def _mask(self, one: ScheduledPass) -> np.ndarray | None:
-        """Return the ids that a pass may draw, see PassPlan. A known id is taken whatever the mask."""
-        matcher = one.branch.matcher
-        if matcher is None or not one.samples or _forced(one) >= 0:
-            return None
+    def _masks(self, passes: Sequence[ScheduledPass]) -> Sequence[np.ndarray | None]:
+        """Return the ids that each pass may draw, see PassPlan. A known id is taken whatever the mask."""
+        matchers = [one.branch.matcher if one.samples and _forced(one) < 0 else None for one in passes]
+        chosen = [matcher for matcher in matchers if matcher is not None]
+        if not chosen:
+            return [None] * len(passes)
         assert self._grammars is not None
-        mask: np.ndarray = self._grammars.masks([matcher])[0]
-        return mask
+        masks = iter(self._grammars.masks(chosen))
+        return [None if matcher is None else next(masks) for matcher in matchers]
 
     def _look_ahead(self, passes: Sequence[ScheduledPass]) -> None:
         """Let one replay compute several loop iterations where nothing could join in between, if pages are free.

@@ -331,7 +331,9 @@ class Scheduler:
         timed = step.timed
         if timed is not None:
             self._share.collected(timed)
+        decides = bool(step.undecided)
         result = self._results(step)
+        result.decides = decides
         now = requests.clock()
         result.duration_s = now - max(step.started, self._committed)
         self._committed = now

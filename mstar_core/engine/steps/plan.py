@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
+from mstar_core.engine.steps.masks import Masks
 from mstar_core.engine.steps.updates import Update
 from mstar_core.graph.declare.nodes import Attend
 from mstar_core.graph.declare.sampling import SamplingParams
@@ -48,7 +49,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     lengths: int64 [n], tokens in the cache before. positions: int64 or float32 [n]. drawn: int64 [n], ids drawn
     before, which number the random numbers. items: int64 [n], the next item of each loop's stream; None without one.
     forced: int64 [n], known ids to take instead of those drawn, -1 for none; only of batches with scores.
-    masks: int32 [constrained, words], a bit for each id that a constrained sequence may draw; see DecodeBatch.
+    masks: of the constrained sequences, see DecodeBatch; read them as late as possible.
     """
 
     batch: DecodeBatch
@@ -57,7 +58,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     drawn: np.ndarray
     items: np.ndarray | None = None
     forced: np.ndarray | None = None
-    masks: np.ndarray | None = None
+    masks: Masks | None = None
 
     def __len__(self) -> int:
         return len(self.batch.slots)
