@@ -72,7 +72,7 @@ def test_a_required_answer_is_calls_alone(form: ChatFormat) -> None:
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_one_call_is_all_that_a_named_tool_or_no_parallel_calls_admit(form: ChatFormat) -> None:
-    now, both = calls(form, ("now", '{"b": [1]}')), calls(form, ("now", "{}"), ("now", "{}"))
+    now, both = calls(form, ("now", "{}")), calls(form, ("now", "{}"), ("now", "{}"))
     named, required = ToolChoice(mode="named", name="now"), ToolChoice(mode="required", parallel=False)
     for choice in (named, required, ToolChoice(parallel=False)):
         grammar = of_tool_calls(form, TOOLS, choice)

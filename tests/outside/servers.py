@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,19 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
 from tests.outside.environment import FOLDER, ROOT
 
 EMBEDDING = "llm (embedding)"
 """A checkpoint of `llm:tiny` in the layout of embedding models."""
-
-CLOSING = "llm (closing)"
-"""A checkpoint of `llm:tiny` that prefers quotes and brackets, so that JSON of a grammar ends within the limit."""
-
-
-PREFERENCE = 4.0
-"""Weight of the first dimension of hidden states, which is constant. Ends of texts have 0.7."""
 
 
 class Servers:
@@ -47,7 +37,7 @@ class Servers:
     def url(self, model: str) -> str:
         """Return the address of a deployment of `model`, such as `orpheus:mini`, that answers to every model name.
 
-        model: may be EMBEDDING or CLOSING too.
+        model: may be EMBEDDING too.
         """
         if model not in self._ports:
             self._start(model)
@@ -76,8 +66,7 @@ class Servers:
         name, port = "outside-" + re.sub("[^a-z0-9]+", "-", model).strip("-"), _free_port()
         print(f"starting {model}", file=sys.stderr)
         options = ("--device", "cpu", "--port", str(port), "--name", name, "--alias", "*", "--detach")
-        makes = {EMBEDDING: embedding_folder, CLOSING: closing_folder}
-        weights = ("llm", "--weights", str(makes[model]())) if model in makes else (model,)
+        weights = ("llm", "--weights", str(embedding_folder())) if model == EMBEDDING else (model,)
         self.command("up", *weights, *options, check=True)
         self._ports[model], self._names[model] = port, name
 
@@ -93,17 +82,6 @@ def embedding_folder() -> Path:
     """Return a folder with the weights of `llm:tiny` as an embedding model."""
     folder = shutil.copytree(tiny_folder(), FOLDER / "embedding", dirs_exist_ok=True)
     (folder / "modules.json").write_text("[]\n")
-    return folder
-
-
-def closing_folder() -> Path:
-    """Return a folder with the weights of `llm:tiny`, but higher logits of quotes and closing brackets."""
-    folder = shutil.copytree(tiny_folder(), FOLDER / "closing", dirs_exist_ok=True)
-    weights = load_file(folder / "model.safetensors")
-    vocab = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    for letter in '"}]':
-        weights["lm_head.weight"][vocab[letter], 0] = PREFERENCE
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -15,14 +15,15 @@ from tests.outside.environment import FOLDER, Environment, node_environment, pyt
 from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
 from tests.outside.runs import junit_outcomes, program_outcomes, pytest_outcomes
-from tests.outside.servers import CLOSING, EMBEDDING, Servers
+from tests.outside.servers import EMBEDDING, Servers
 
 PROGRAMS = Path(__file__).with_name("programs")
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
 OPENAI, SCHEMATHESIS, LANGCHAIN, LANGCHAIN_OPENAI = "3.52.0", "4.32.5", "1.1.9", "1.7.4"
 AGENTS, LITELLM, OPENPI, OMNI, OPENAI_NODE = "0.24.0", "1.110.2", "0.1.2", "0.30.0", "7.59.0"
-TEXT, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2 = (
+TEXT, MINI, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2 = (
     "llm:tiny",
+    "llm:mini",
     "bagel:mini",
     "qwen3_omni:mini",
     "orpheus:mini",
@@ -51,8 +52,8 @@ def suites(servers: Servers) -> list[Suite]:
         _openai("images", BAGEL, ("tests/api_resources/test_images.py",)),
         _openai("speech, transcription", OMNI_MODEL, OPENAI_AUDIO_TESTS),
         *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis) for model in MODELS),
-        Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", CLOSING, _langchain),
-        Suite("openai-agents", AGENTS, CLOSING, _agents),
+        Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", MINI, _langchain),
+        Suite("openai-agents", AGENTS, MINI, _agents),
         *(Suite("litellm", LITELLM, model, _litellm(kinds, voice)) for model, kinds, voice in CLIENT_CASES),
         *(
             Suite("openai (JavaScript)", OPENAI_NODE, model, _node(kinds, voice))
@@ -78,7 +79,7 @@ OPENAI_TEXT_TESTS = tuple(
 )
 OPENAI_AUDIO_TESTS = tuple(f"tests/api_resources/audio/{name}.py" for name in ("test_speech", "test_transcriptions"))
 CLIENT_CASES = (
-    (CLOSING, "chat,tools,completion,responses", ""),
+    (MINI, "chat,tools,completion,responses", ""),
     (BAGEL, "chat,image", ""),
     (OMNI_MODEL, "chat,speech,transcription", "ethan"),
     (ORPHEUS, "speech", "tara"),

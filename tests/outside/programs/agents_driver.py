@@ -1,5 +1,6 @@
-"""An agent of openai-agents with two tools, over chat completions and over responses."""
+"""An agent of openai-agents with two tools, over chat completions and over responses: calls and answers are exact."""
 
+import json
 import os
 
 import report
@@ -18,39 +19,41 @@ set_tracing_disabled(True)
 CALLS = []
 
 
-@function_tool
-def weather(city: str) -> str:
-    """Return the weather of a city."""
-    CALLS.append(("weather", city))
-    return f"It is sunny in {city}."
+@function_tool(description_override="Weather of a city")
+def get_weather(city: str) -> str:
+    CALLS.append(("get_weather", city))
+    return json.dumps({"result": "foggy"})
 
 
-@function_tool
-def add(a: int, b: int) -> int:
-    """Return the sum of two numbers."""
-    CALLS.append(("add", a, b))
-    return a + b
+@function_tool(description_override="Start a timer")
+def set_timer(minutes: int) -> str:
+    CALLS.append(("set_timer", minutes))
+    return json.dumps({"result": "started"})
 
 
-def agent(kind):
+def agent(kind, choice):
     client = AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key="none", max_retries=0)
-    settings = ModelSettings(max_tokens=400, tool_choice="required", parallel_tool_calls=False)
-    model = kind(os.environ["MODEL"], client)
-    return Agent(name="helper", instructions="Use a tool.", tools=[weather, add], model=model, model_settings=settings)
+    settings = ModelSettings(max_tokens=400, temperature=0, tool_choice=choice, parallel_tool_calls=False)
+    model, tools = kind(os.environ["MODEL"], client), [get_weather, set_timer]
+    return Agent(
+        name="helper", instructions="You are a helpful assistant.", tools=tools, model=model, model_settings=settings
+    )
 
 
 async def _answers(kind):
     CALLS.clear()
-    result = await Runner.run(agent(kind), "What is the weather in Oslo?", max_turns=4)
-    assert CALLS, "no tool was called"
+    result = await Runner.run(agent(kind, None), "What is the weather in Oslo?", max_turns=4)
+    assert CALLS == [("get_weather", "Oslo")], CALLS
+    assert result.final_output == "The weather in Oslo is foggy.", result.final_output
     assert result.raw_responses and result.raw_responses[0].usage.total_tokens > 0
 
 
 async def _streams(kind):
     CALLS.clear()
-    run = Runner.run_streamed(agent(kind), "Add 2 and 3.", max_turns=4)
+    run = Runner.run_streamed(agent(kind, "required"), "Set a timer for 12 minutes.", max_turns=4)
     kinds = [event.type async for event in run.stream_events()]
-    assert CALLS, "no tool was called"
+    assert CALLS == [("set_timer", 12)], CALLS
+    assert run.final_output == "The timer of 12 minutes has started.", run.final_output
     assert "raw_response_event" in kinds and "run_item_stream_event" in kinds
 
 
