@@ -34,6 +34,7 @@ from mstar_core.messages.life import Cordon, Cordoned, PeerDown, PeerReady, Relo
 from mstar_core.messages.names import API, SUPERVISOR, rank_of, worker_name
 from mstar_core.messages.requests import (
     CancelRequest,
+    EndSession,
     ErrorInfo,
     NewRequest,
     Reconcile,
@@ -124,6 +125,8 @@ class Conductor:
                 self._work_failed(message)
             case CancelRequest():
                 self._cancel(message)
+            case EndSession():
+                self._end_session(message)
             case Reconcile():
                 self._close_leftovers(message)
             case PeerReady():
@@ -155,6 +158,11 @@ class Conductor:
             live = [handle for handle, request in self.requests.items() if rank in request.homes.ranks]
             with suppress(PeerStalled):  # the next one says the same
                 self._send.send(worker_name(rank), Reconcile(live=live, newest=self._newest))
+
+    def _end_session(self, message: EndSession) -> None:
+        self.router.sessions.forget(message.session)
+        for rank in sorted(self.router.ready):
+            self._send.send(worker_name(rank), message)
 
     def _close_leftovers(self, message: Reconcile) -> None:
         for handle in self.leftovers.find(message, self.requests):
@@ -212,6 +220,8 @@ class Conductor:
             rows=candidates,
             salt=message.salt,
             adapter=message.adapter,
+            session=message.session,
+            lease_s=message.lease_s,
         )
         if not request.homes.by_walk:
             opened = with_delivered(opened, message)
@@ -432,6 +442,7 @@ class Conductor:
         if rank is not None:
             self.router.ready.discard(rank)
             self.router.prefixes.forget(rank)
+            self.router.sessions.left(rank)
             failed = self._requests_on(rank)
             log_lost(log, message, [request.message.request_id for request in failed])
             self._lose(failed, message.public, message.name, is_planned=message.is_planned)

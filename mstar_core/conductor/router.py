@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from mstar_core.conductor.prefixes import Block, Prefixes, prefix_blocks
+from mstar_core.conductor.sessions import SessionRanks
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import EngineError, WorkerLost
 from mstar_core.graph import NodeSpec, StreamingGraphEdge, Walk, graph_nodes, loops
@@ -62,12 +63,14 @@ def stream_sources(walk: Walk) -> Iterator[tuple[str, str]]:
 class Options(NamedTuple):
     """Replicas to choose from. best: those that cost a request least. read: ids of its prompt that each has read.
 
-    prompt_ids: of which that many are known here; 0 if the prompt does not count.
+    prompt_ids: of which that many are known here; 0 if the prompt does not count. is_kept: whether the one in `best`
+    serves the session of the request.
     """
 
     best: tuple[int, ...]
     read: Mapping[int, int]
     prompt_ids: int
+    is_kept: bool = False
 
 
 class Hosts(NamedTuple):
@@ -112,7 +115,8 @@ class Router:
 
     Each replica is weighed by its open requests, less the saved prefill of what it has read of the prompt: one request
     for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only.
-    Replicas that are still equal then keep the nodes of a request on one host, see `Hosts`.
+    Replicas that are still equal then keep the nodes of a request on one host, see `Hosts`. A request of a session goes
+    to the replicas that served the session, however loaded, while they are ready and not cordoned.
 
     load: open requests per rank. ready: ranks that take work. cordoned: ranks that are chosen only if no other replica
     is ready, and never for a resumed request, which waits instead: it may come from there. has_prefix_caches: whether
@@ -126,6 +130,7 @@ class Router:
     ready: set[int] = field(default_factory=set)
     cordoned: frozenset[int] = frozenset()
     prefixes: Prefixes = field(default_factory=Prefixes)
+    sessions: SessionRanks = field(default_factory=SessionRanks)
     _known: dict[str, list[Place]] = field(default_factory=dict)
     _reads: frozenset[Leaders] | None = None
 
@@ -136,9 +141,12 @@ class Router:
         """
         blocks = prefix_blocks(message) if message is not None and self._leaders_that_read else []
         is_resumed = message is not None and message.resume is not None
+        session = message.session if message is not None else ""
+        served = self.sessions.of(session)
         places = [place for partition in partitions for place in self._places(partition)]
+        kept = {_leaders(replicas): served[walk, node] for walk, node, replicas in places if (walk, node) in served}
         options = {
-            leaders: self._options(leaders, blocks, is_resumed=is_resumed)
+            leaders: self._options(leaders, blocks, kept.get(leaders), is_resumed=is_resumed)
             for leaders in dict.fromkeys(_leaders(replicas) for _, _, replicas in places)
         }
         hosts = Hosts.of(self.plan, options.values())
@@ -155,6 +163,7 @@ class Router:
         reasons = tuple(
             self._reason(chosen[leaders], option, hosts) for leaders, option in options.items() if len(leaders) > 1
         )
+        self.sessions.served(session, {(walk, node): chosen[_leaders(replicas)] for walk, node, replicas in places})
         return Homes(by_node=by_node, by_walk=by_walk, reasons=reasons)
 
     @property
@@ -182,8 +191,11 @@ class Router:
             raise EngineError(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return replicas
 
-    def _options(self, leaders: Leaders, blocks: Sequence[Block], *, is_resumed: bool) -> Options:
-        """Return what there is to choose among replicas. Raises WorkerLost if none is ready."""
+    def _options(self, leaders: Leaders, blocks: Sequence[Block], kept: int | None, *, is_resumed: bool) -> Options:
+        """Return what there is to choose among replicas. Raises WorkerLost if none is ready.
+
+        kept: rank that serves the session of the request, None without one.
+        """
         # The leader of a tensor-parallel group is ready once its followers are.
         ready = [leader for leader in leaders if leader in self.ready]
         live = [leader for leader in ready if leader not in self.cordoned] or ([] if is_resumed else ready)
@@ -193,16 +205,20 @@ class Router:
             blocks = ()
         read = {rank: self.prefixes.match(rank, blocks) for rank in live} if blocks else dict.fromkeys(live, 0)
         cost = {rank: self.load[rank] - min(SPARE, read[rank] / IDS_PER_REQUEST) for rank in live}
+        own = tuple(rank for rank in live if rank == kept)
         least = min(cost.values())
         return Options(
-            best=tuple(rank for rank in live if cost[rank] == least),
+            best=own or tuple(rank for rank in live if cost[rank] == least),
             read=read,
             prompt_ids=sum(block.ids for block in blocks),
+            is_kept=bool(own),
         )
 
     def _reason(self, rank: int, option: Options, hosts: Hosts) -> str:
         """Return why a request goes to a replica."""
         read, place = option.read, hosts.reason(rank, option.best)
+        if option.is_kept:
+            return f"rank {rank}: serves the session of the request ({self.load[rank]} open)"
         if len(read) == 1:
             return f"rank {rank}: least loaded ({self.load[rank]} open, no other replica is ready)"
         if read[rank]:

@@ -243,12 +243,14 @@ class Contention(NamedTuple):
 class MemoryUse:
     """Page pool and slots of a runner; zeros for stateless nodes. cached: pages that only the prefix cache keeps.
 
+    leased: cached or used pages under the lease of a session.
     preempted: requests preempted so far; preempted_pages: the pages they lost; last_preempted: the latest of them.
     """
 
     pages_total: int = 0
     pages_used: int = 0
     pages_cached: int = 0
+    pages_leased: int = 0
     slots_total: int = 0
     slots_used: int = 0
     preempted: int = 0

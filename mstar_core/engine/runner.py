@@ -63,6 +63,12 @@ class NodeRunner(ABC):
     def close(self, handle: Handle) -> None:
         """Free everything of a request, at any time, any number of times. Never raises."""
 
+    def lease(self, handle: Handle, session: str, seconds: float) -> None:
+        """Keep the cached prefix of an open request for so long after its end, as the lease of a session."""
+
+    def end_lease(self, session: str) -> None:
+        """End the lease of a session, if it has one here. Never raises."""
+
     @property
     def is_compiling(self) -> bool:
         """Whether a request waits for a thread of this runner, whose end wakes no mailbox."""

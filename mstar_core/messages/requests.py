@@ -70,7 +70,9 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     params: checked values by parameter name. deadline_s: seconds until the deadline. salt: part of every cache key;
     requests share prefixes and features only with those of the same salt. resume: None for the first attempt; the
     conductor keeps later ones until a replica is ready. is_journaled: whether workers report the ids that the request
-    draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one.
+    draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one. session: name of its session, empty without
+    one. Requests of a session go to the ranks that served it. These keep the cached prefix of the last request for
+    `lease_s` seconds after its end.
     """
 
     handle: int
@@ -86,6 +88,14 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     resume: Resume | None = None
     is_journaled: bool = False
     adapter: int = 0
+    session: str = ""
+    lease_s: float = 0.0
+
+
+class EndSession(msgspec.Struct, frozen=True, kw_only=True, tag="end_session"):
+    """Api to conductor, which passes it to the workers: a session has ended, its cached prefix is no longer kept."""
+
+    session: str
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):
@@ -133,4 +143,4 @@ class Reconcile(msgspec.Struct, frozen=True, kw_only=True, tag="reconcile"):
     newest: int
 
 
-RequestMessage = NewRequest | CancelRequest | RequestFinished | RequestFailed | Reconcile
+RequestMessage = NewRequest | EndSession | CancelRequest | RequestFinished | RequestFailed | Reconcile

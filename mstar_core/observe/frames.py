@@ -112,6 +112,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pages_used: int = 0
     pages_total: int = 0
     pages_cached: int = 0
+    pages_leased: int = 0
     shm_bytes: int = 0
     follows: list[str] = []
     group: list[int] = []
@@ -145,6 +146,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pages_used: int = 0
     pages_total: int = 0
     pages_cached: int = 0
+    pages_leased: int = 0
     slots_used: int = 0
     slots_total: int = 0
     preempted: int = 0

@@ -175,6 +175,13 @@ class Executor:
             for name, runner in self._local_runners(request):
                 sampling = sampling_params(self._spec.node(name).sampling, request.params, request.seed)
                 runner.open(request.handle, sampling, message.max_tokens, message.rows, row)
+                if message.session:
+                    runner.lease(request.handle, message.session, message.lease_s)
+
+    def end_session(self, session: str) -> None:
+        """End what this rank keeps for a session."""
+        for runner in self._runners.values():
+            attempt(runner.end_lease, session)
 
     def run(self, message: RunWalks) -> None:
         """Queue walks of one partition. The first begins at once unless one of the partition is running."""

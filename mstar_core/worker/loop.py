@@ -17,7 +17,7 @@ from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
-from mstar_core.messages.requests import Reconcile
+from mstar_core.messages.requests import EndSession, Reconcile
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.process.leftovers import Leftovers
@@ -241,6 +241,8 @@ class Worker:
             case CloseRequest():
                 self.early.closed(message.handle)
                 self.executor.close(Handle(message.handle))
+            case EndSession():
+                self.executor.end_session(message.session)
             case Reconcile():
                 self.close_leftovers(message)
             case EndStream():

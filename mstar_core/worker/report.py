@@ -265,6 +265,7 @@ def _gauges(runner: NodeRunner) -> dict[str, float]:
         "pages_total": memory.pages_total,
         "pages_used": memory.pages_used,
         "pages_cached": memory.pages_cached,
+        "pages_leased": memory.pages_leased,
         "slots_used": memory.slots_used,
         "slots_total": memory.slots_total,
         "preempted": memory.preempted,

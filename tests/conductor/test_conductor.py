@@ -31,6 +31,7 @@ from mstar_core.graph import (
 from mstar_core.messages.life import Cordon, Cordoned, PeerDown, PeerReady
 from mstar_core.messages.requests import (
     CancelRequest,
+    EndSession,
     ErrorInfo,
     NewRequest,
     Reconcile,
@@ -481,6 +482,16 @@ def test_requests_that_the_api_does_not_know_any_more_end_on_all_ranks(conductor
     assert list(conductor.requests) == [2, 3], "the third is newer than the message"
     assert post.take() == [(f"worker-{rank}", CloseRequest(handle=1)) for rank in (0, 1)]
     assert conductor.leftovers.closed == 1
+
+
+def test_a_session_reaches_the_ranks_with_its_requests_and_ends_on_all(conductor: Conductor, post: FakeCourier) -> None:
+    conductor.on(msgspec.structs.replace(request(), session="talk", lease_s=60.0))
+    assert [(sent.session, sent.lease_s) for sent in post.of(OpenRequest)] == [("talk", 60.0)] * 2
+    assert set(conductor.router.sessions.of("talk").values()) == {0, 1}
+    post.take()
+    conductor.on(EndSession(session="talk"))
+    assert post.take() == [(f"worker-{rank}", EndSession(session="talk")) for rank in (0, 1)]
+    assert not conductor.router.sessions.of("talk")
 
 
 def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conductor, post: FakeCourier) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from mstar_core.conductor.prefixes import BLOCK_IDS, MOST_KNOWN, Block, Prefixes, prefix_blocks
 from mstar_core.conductor.router import IDS_PER_REQUEST, SPARE, Router
+from mstar_core.conductor.sessions import MOST_SESSIONS, SessionRanks
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.messages.requests import NewRequest, SegmentRef
 from mstar_core.transport.tensors import inline
@@ -215,3 +216,41 @@ def test_what_is_remembered_is_bounded() -> None:
     blocks = [Block(number.to_bytes(4, "little"), 1) for number in range(MOST_KNOWN + 10)]
     known.read(0, blocks)
     assert known.match(0, blocks) == 0 and known.match(0, blocks[10:]) == MOST_KNOWN
+
+
+def of_session(made: Router, session: str) -> tuple[int, tuple[str, ...]]:
+    homes = made.choose(MODEL.partitions, msgspec.structs.replace(asked(range(40)), session=session))
+    return homes.by_node["lm"], homes.reasons
+
+
+def test_a_session_returns_to_its_replica_however_loaded_while_that_is_ready() -> None:
+    made = router()
+    made.load.update({0: 1})
+    assert of_session(made, "a")[0] == 1
+    made.load.update({1: 9})
+    assert of_session(made, "a") == (1, ("rank 1: serves the session of the request (9 open)",))
+    assert of_session(made, "b")[0] == of_session(made, "")[0] == 0
+    made.cordoned = frozenset({1})
+    assert of_session(made, "a")[0] == 0, "it moves, and stays where it went"
+    made.cordoned = frozenset()
+    made.load.update({0: 50})
+    assert of_session(made, "a")[0] == 0
+    made.sessions.forget("a")
+    assert of_session(made, "a")[0] == 1
+
+
+def test_a_replica_that_was_restarted_has_no_sessions() -> None:
+    made = router()
+    assert of_session(made, "a")[0] == 0
+    made.sessions.left(0)
+    made.load.update({0: 1})
+    assert of_session(made, "a")[0] == 1
+
+
+def test_the_sessions_that_are_remembered_are_bounded() -> None:
+    made = SessionRanks()
+    for number in range(MOST_SESSIONS + 5):
+        made.served(str(number), {("decode", "lm"): number % 2})
+        made.served("kept", {("decode", "lm"): 1})
+    assert made.of("4") == made.of("") == {}
+    assert made.of("kept") == {("decode", "lm"): 1} and made.of(str(MOST_SESSIONS)) == {("decode", "lm"): 0}

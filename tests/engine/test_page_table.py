@@ -21,6 +21,8 @@ ACTION = st.one_of(
     st.tuples(st.just("release"), st.integers(0, ROWS - 1), st.just(0)),
     st.tuples(st.just("remember"), st.integers(0, ROWS - 1), st.just(0)),
     st.tuples(st.just("adopt"), st.integers(0, ROWS - 1), st.integers(0, ROWS - 1)),
+    st.tuples(st.just("lease"), st.integers(0, ROWS - 1), st.integers(0, 3)),
+    st.tuples(st.just("wait"), st.just(0), st.integers(1, 3)),
 )
 
 
@@ -29,7 +31,8 @@ class World:
 
     def __init__(self) -> None:
         self.pool = PagePool(PAGES, PAGE)
-        self.cache = PrefixCache(self.pool)
+        self.now = 0
+        self.cache = PrefixCache(self.pool, lambda: self.now)
         self.tables = PageTables(self.pool, ROWS, LONGEST)
         self.memory = np.full((PAGES, PAGE), -1)
         self.rows: list[list[int]] = [[] for _ in range(ROWS)]
@@ -79,6 +82,14 @@ class World:
         keys = self._keys(self.rows[row])
         self.cache.insert(keys, self.tables.pages(row)[: len(keys)])
 
+    def lease(self, row: int, seconds: int) -> None:
+        self.cache.leases.renew(str(row % 2), self.cache.find(self._keys(self.rows[row])), seconds)
+        assert self.pool.leased <= 0.3 * PAGES
+
+    def wait(self, _: int, seconds: int) -> None:
+        self.now += seconds
+        self.cache.leases.expire()
+
     def adopt(self, row: int, like: int) -> None:
         values = list(self.rows[like])
         self.release(row, 0)
@@ -112,11 +123,15 @@ def test_tables_hold_what_was_written_and_counts_add_up(actions: list[tuple[str,
             "release": world.release,
             "remember": world.remember,
             "adopt": world.adopt,
+            "lease": world.lease,
+            "wait": world.wait,
         }[name](row, number)
         world.check()
     for row in range(ROWS):
         world.release(row, 0)
     assert world.pool.used == 0
+    world.pool.evict_cached()
+    assert world.pool.free == PAGES and world.pool.leased == 0
 
 
 def test_allocation_is_all_or_nothing() -> None:

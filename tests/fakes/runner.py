@@ -26,12 +26,19 @@ class FakeRunner(NodeRunner):
     queue: deque[Job] = field(default_factory=deque)
     open_handles: set[Handle] = field(default_factory=set)
     seen: list[Job] = field(default_factory=list)
+    leases: dict[str, tuple[Handle, float]] = field(default_factory=dict)
     _loops: dict[int, tuple[Job, deque[int], int]] = field(default_factory=dict)
 
     def open(
         self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = NO_ADAPTER
     ) -> None:
         self.open_handles.add(handle)
+
+    def lease(self, handle: Handle, session: str, seconds: float) -> None:
+        self.leases[session] = (handle, seconds)
+
+    def end_lease(self, session: str) -> None:
+        self.leases.pop(session, None)
 
     def submit(self, job: Job) -> None:
         if job.handle in self.open_handles:

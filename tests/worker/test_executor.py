@@ -346,3 +346,15 @@ def test_the_salt_of_a_request_is_part_of_its_cache_keys() -> None:
         bench.walk(1, "LLM", 1, "prefill", inputs={"tokens": inline(np.arange(5))})
         seeds.append(bench.lm.seen[0].tokens_hash_seed)
     assert seeds == [b"ids", b"aids", b"bids"], "without keys the cache is as it was"
+
+
+def test_a_request_of_a_session_leases_what_it_leaves_until_the_session_ends() -> None:
+    bench = Bench({})
+    for handle, session in ((1, ""), (2, "talk")):
+        homes = {"LLM": 0, "snac_decoder": 0}
+        bench.executor.open(
+            OpenRequest(handle=handle, params={}, seed=1, homes=homes, max_tokens=9, session=session, lease_s=60.0)
+        )
+    assert [runner.leases for runner in bench.runners.values()] == [{"talk": (2, 60.0)}] * 2
+    bench.executor.end_session("talk")
+    assert [runner.leases for runner in bench.runners.values()] == [{}, {}]

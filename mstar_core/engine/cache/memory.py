@@ -75,10 +75,13 @@ class KVMemory:
 
     def use(self) -> MemoryUse:
         """See NodeRunner.memory."""
+        if self.prefixes is not None:
+            self.prefixes.leases.expire()
         return MemoryUse(
             pages_total=self.pool.total,
             pages_used=self.pool.used,
             pages_cached=self.pool.cached,
+            pages_leased=self.pool.leased,
             slots_total=self.slots.count,
             slots_used=self.slots.used,
             preempted=self.preempted,

@@ -17,7 +17,9 @@ class OutOfPages(EngineError):
 class PagePool:
     """Pages in three states: used while a table refers to them, cached while only the prefix cache does, else free.
 
-    An allocation evicts cached pages, the oldest first, when free ones do not suffice. stale: see `take_stale`.
+    An allocation evicts cached pages, the oldest first, when free ones do not suffice. Leased pages are known to the
+    prefix cache and are never evicted: the owner of the leases ends one when no other cached page is left.
+    leased: pages with a lease, used or cached. stale: see `take_stale`.
     """
 
     def __init__(self, total: int, page_size: int) -> None:
@@ -29,9 +31,13 @@ class PagePool:
         self._known = bytearray(total)
         self._free: list[int] = list(range(total - 1, -1, -1))
         self._aged: OrderedDict[int, None] = OrderedDict()
+        self._leases = [0] * total
+        self._idle: set[int] = set()  # leased pages that no table refers to
+        self.leased = 0
         self._written = bytearray(total)
         self.stale: list[int] = []
         self._forget: Callable[[int], None] = _ignore
+        self._end_a_lease: Callable[[], None] = _fail
 
     @property
     def free(self) -> int:
@@ -41,17 +47,17 @@ class PagePool:
     @property
     def cached(self) -> int:
         """Pages that only the prefix cache keeps."""
-        return len(self._aged)
+        return len(self._aged) + len(self._idle)
 
     @property
     def used(self) -> int:
         """Pages that at least one table refers to."""
-        return self.total - len(self._free) - len(self._aged)
+        return self.total - self.available
 
     @property
     def available(self) -> int:
         """Pages that an allocation can get: free and cached ones."""
-        return len(self._free) + len(self._aged)
+        return len(self._free) + self.cached
 
     def pages_for(self, tokens: int) -> int:
         """Return the pages that `tokens` tokens need."""
@@ -60,6 +66,10 @@ class PagePool:
     def on_evict(self, forget: Callable[[int], None]) -> None:
         """Set the function that is called when a cached page is evicted."""
         self._forget = forget
+
+    def on_shortage(self, end_a_lease: Callable[[], None]) -> None:
+        """Set the function that ends a lease, called when all cached pages are leased and one must be evicted."""
+        self._end_a_lease = end_a_lease
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages with one reference each. Raises OutOfPages, without taking any, if too few exist."""
@@ -92,8 +102,9 @@ class PagePool:
         """Add one reference to each page. A cached page becomes used."""
         for page in pages:
             if self.refs[page] == 0:
-                assert page in self._aged, f"page {page} is free and cannot be shared"
-                del self._aged[page]
+                assert self._known[page], f"page {page} is free and cannot be shared"
+                self._idle.discard(page)
+                self._aged.pop(page, None)
             self.refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
@@ -108,7 +119,7 @@ class PagePool:
             if refs[page]:
                 continue
             if known[page]:
-                self._aged[page] = None
+                self._keep_idle(page)
             else:
                 self._free.append(page)
 
@@ -117,12 +128,39 @@ class PagePool:
         assert self.refs[page] > 0, f"page {page} is not in use"
         self._known[page] = 1
 
+    def lease(self, pages: Sequence[int]) -> None:
+        """Add one lease to each page, which the prefix cache must know."""
+        for page in pages:
+            assert self._known[page], f"page {page} is not cached"
+            self._leases[page] += 1
+            self.leased += self._leases[page] == 1
+            if page in self._aged:
+                del self._aged[page]
+                self._idle.add(page)
+
+    def end_lease(self, pages: Sequence[int]) -> None:
+        """Drop one lease of each page. Pages without another one age from now on, the deepest first."""
+        for page in reversed(pages):
+            self._leases[page] -= 1
+            self.leased -= self._leases[page] == 0
+            if page in self._idle:
+                self._idle.remove(page)
+                self._keep_idle(page)
+
+    def _keep_idle(self, page: int) -> None:
+        if self._leases[page]:
+            self._idle.add(page)
+        else:
+            self._aged[page] = None
+
     def evict_cached(self) -> None:
-        """Evict all cached pages."""
-        while self._aged:
+        """Evict all cached pages, leased ones too."""
+        while self.cached:
             self._evict()
 
     def _evict(self) -> None:
+        while not self._aged:
+            self._end_a_lease()
         page, _ = self._aged.popitem(last=False)
         self._known[page] = 0
         self._forget(page)
@@ -131,3 +169,7 @@ class PagePool:
 
 def _ignore(page: int) -> None:
     """Ignore an eviction, without a prefix cache."""
+
+
+def _fail() -> None:
+    raise AssertionError("a page is leased and nothing owns the leases")

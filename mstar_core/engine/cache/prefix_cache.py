@@ -7,10 +7,12 @@ of the key, because equal content is equal on every branch. Owned by the schedul
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mstar_core.engine.cache.leases import Leases
 from mstar_core.engine.cache.page_pool import PagePool
 
 DIGEST_BYTES = 16
@@ -74,9 +76,10 @@ class ContentChain:
 
 
 class PrefixCache:
-    """Map from keys to full pages, which the pool keeps until it needs them."""
+    """Map from keys to full pages, which the pool keeps until it needs them. leases: of sessions on these pages."""
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.leases = Leases(pool, clock)
         self._pool = pool
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -84,9 +87,12 @@ class PrefixCache:
 
     def match(self, keys: Sequence[bytes], tokens: int) -> list[int]:
         """Return the pages of the longest cached prefix that leaves at least one of `tokens` to compute."""
-        most = (tokens - 1) // self._pool.page_size
+        return self.find(keys[: (tokens - 1) // self._pool.page_size])
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the pages of the longest cached prefix."""
         pages = []
-        for key in keys[:most]:
+        for key in keys:
             page = self._page_of.get(key)
             if page is None:
                 break

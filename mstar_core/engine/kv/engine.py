@@ -84,7 +84,7 @@ class KVCacheEngine(NodeRunner):
         self._loop_ports = settings.loop
         self._adapters = settings.adapters
         self._grammars = settings.grammars
-        self._memory = _memory(spec, settings)
+        self._memory = _memory(spec, settings, clock)
         self._runner = ModelRunner(
             spec,
             module,
@@ -151,6 +151,14 @@ class KVCacheEngine(NodeRunner):
     ) -> None:
         """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use."""
         self._scheduler.open(handle, sampling, max_tokens, rows, NO_ADAPTER if self._adapters is None else adapter)
+
+    def lease(self, handle: Handle, session: str, seconds: float) -> None:
+        """See NodeRunner."""
+        self._scheduler.lease(handle, session, seconds)
+
+    def end_lease(self, session: str) -> None:
+        """See NodeRunner."""
+        self._scheduler.end_lease(session)
 
     @property
     def is_compiling(self) -> bool:
@@ -253,7 +261,7 @@ class KVCacheEngine(NodeRunner):
         return self._scheduler.pages_and_waits()
 
 
-def _memory(spec: NodeSpec, settings: KVSettings) -> KVMemory:
+def _memory(spec: NodeSpec, settings: KVSettings, clock: Callable[[], float]) -> KVMemory:
     """Return the host state of a node's cache."""
     pool = PagePool(settings.num_pages, settings.page_size)
     slots, tokens = settings.max_slots, settings.max_seq_len
@@ -264,6 +272,6 @@ def _memory(spec: NodeSpec, settings: KVSettings) -> KVMemory:
         pool,
         PageTables(pool, slots, tokens),
         Slots(slots, tokens, settings.vocab if spec.sampling else 0, position_dtype(spec)),
-        PrefixCache(pool) if settings.prefix_cache else None,
+        PrefixCache(pool, clock) if settings.prefix_cache else None,
         values,
     )

@@ -178,6 +178,15 @@ class Pages:
             self._loops.extend_by_loop(branch, length if branch.forward is None else branch.logged)
         self.offer_prefix(branch)
 
+    def lease(self, request: KVRequest) -> None:
+        """Give the session of a request that ends the cached pages of its branches."""
+        prefixes = self._memory.prefixes
+        if prefixes is None or not request.session:
+            return
+        pages = dict.fromkeys(page for branch in request.branches.values() for page in prefixes.find(branch.chain.keys))
+        if pages:  # a request that was closed before it began changes nothing
+            prefixes.leases.renew(request.session, list(pages), request.lease_s)
+
     def fork(self, source: Branch, into: Branch) -> None:
         """Make a branch a copy-on-write copy of another one, as of the jobs already done."""
         memory = self._memory

@@ -222,10 +222,22 @@ class Scheduler:
             return
         for branch in request.branches.values():
             self._pages.offer_answer(branch)
+        self._pages.lease(request)
         self._requests.stop(request)
         self._memory.slots.give_back(request.slots)
         if self._memory.feeds is not None:
             self._memory.feeds.forget(int(handle))
+
+    def lease(self, handle: Handle, session: str, seconds: float) -> None:
+        """See NodeRunner."""
+        request = self._requests.requests.get(handle)
+        if request is not None:
+            request.session, request.lease_s = session, seconds
+
+    def end_lease(self, session: str) -> None:
+        """See NodeRunner."""
+        if self._memory.prefixes is not None:
+            self._memory.prefixes.leases.release(session)
 
     # -- what the worker asks ----------------------------------------------------------------------------------------
 

@@ -242,6 +242,7 @@ class KVRequest:
 
     slots: all slots it holds; spare: those that no candidate uses; claimed: slots for candidates that it keeps for as
     long as it lives. adapter: row of its LoRA adapter, -1 without one. grammar: of its ids, None without one.
+    session: whose lease on its pages lasts `lease_s` seconds after its end; empty without one.
     """
 
     handle: Handle
@@ -255,6 +256,8 @@ class KVRequest:
     is_failed: bool = False
     adapter: int = -1
     grammar: Grammar | None = None
+    session: str = ""
+    lease_s: float = 0.0
 
     @property
     def is_compiling(self) -> bool:

@@ -11,7 +11,7 @@ from mstar_core.observe.frames import LOCAL, GpuStatus, HostStatus, NodeStatus, 
 from mstar_core.observe.hub import HubState
 from mstar_core.observe.metrics import STEP_READINGS, Labelled, samples, step_samples
 
-PAGE_STATES = ("total", "used", "cached")
+PAGE_STATES = ("total", "used", "cached", "leased")
 GRAPH_READINGS = {
     "graph_hits": ("decode", "replayed"),
     "graph_misses": ("decode", "plain"),

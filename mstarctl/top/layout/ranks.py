@@ -528,7 +528,7 @@ def memory(view: View, rank: RankStatus, width: int) -> list[Line]:
 
 
 def pages(view: View, rank: RankStatus, width: int) -> list[Line]:
-    """Draw the pages of the rank's caches: used, cached prefixes, free."""
+    """Draw the pages of the rank's caches: used, cached prefixes, free, and those under the leases of sessions."""
     if not rank.pages_total:
         return []
     room = max(8, width - 10)
@@ -541,6 +541,7 @@ def pages(view: View, rank: RankStatus, width: int) -> list[Line]:
         line((view.glyphs.full, "bar"), (" used ", "dim"), (str(rank.pages_used), "value")),
         line((view.glyphs.spans["transfer"], "flow"), (" cached ", "dim"), (str(rank.pages_cached), "value")),
         line(("free ", "dim"), (str(free), "value"), (f" of {rank.pages_total}", "dim")),
+        *([line(("leased ", "dim"), (str(rank.pages_leased), "value"))] if rank.pages_leased else []),
     ]
     return [
         line((" pages  ", "dim")) + stacked(parts, room, view.glyphs.rest if view.glyphs.is_ascii else " "),

@@ -384,6 +384,7 @@ def _facts_of(node: NodeStatus, where: str) -> list[Line]:
     parts = [line((f"rank {where}", "value"))] if where else []
     if node.pages_total:
         cached = f", {node.pages_cached} cached" if node.pages_cached else ""
+        cached += f", {node.pages_leased} leased" if node.pages_leased else ""
         parts.append(pair("pages", f"{node.pages_used}/{node.pages_total}") + line((cached, "dim")))
     if node.slots_total:
         parts.append(pair("slots", f"{node.slots_used}/{node.slots_total}"))
