@@ -1,7 +1,7 @@
-"""CPU time of the api per streamed chunk: two source trees in turn, optionally by stage.
+"""CPU time of the api per streamed chunk: two source trees in turn, or with and without recording; optionally by stage.
 
-Run from the repository root: `python bench/api_chunks.py [--against FOLDER] [--kind pcm] [--save NAME]`. Prints one
-JSON object. The api is a separate process. A fake worker sends a chunk of 4,096 bytes to a quarter of the streams in
+Run from the repository root: `python bench/api_chunks.py [--against FOLDER | --recording] [--kind pcm] [--save NAME]`.
+Prints one JSON object. With --recording one of two apis records its responses, as beside a supervisor. The api is a separate process. A fake worker sends a chunk of 4,096 bytes to a quarter of the streams in
 one message over the real transport, and the next one when the clients, a third process, have received everything.
 Chunks therefore never merge into one write, which would make them cheaper on a busy machine. The measurement is the CPU
 time of the api process, in windows in which no request starts or ends. With --profile, py-spy (which must be installed)
@@ -31,6 +31,7 @@ from tests.fakes.paced import LANES, PacedDeployment, Spoken
 from tests.fakes.speech_model import SPEC
 
 RESULTS: Final = ROOT / "bench" / "results" / "api"
+RECORDED: Final = "recorded"
 SETTLE_S: Final = 0.3
 """Time from the first chunk after a pause to the start of the window."""
 
@@ -61,7 +62,9 @@ STAGES: Final = (
 def main() -> None:
     """Measure, print, and save with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
+    pair = parser.add_mutually_exclusive_group()
+    pair.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
+    pair.add_argument("--recording", action="store_true", help="measure this tree without and with recording in turn")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=80, help="steps per window; each round has one window per tree")
@@ -76,7 +79,8 @@ def main() -> None:
         asyncio.run(serve(options))
         return
     load = os.getloadavg()[0]
-    folders = (("before", options.against), ("now", ROOT))
+    before = ("unrecorded", ROOT) if options.recording else ("before", options.against)
+    folders = (before, (RECORDED if options.recording else "now", ROOT))
     trees = [Tree(name, folder, __file__) for name, folder in folders if folder is not None]
     windows = [tree.window("measure") for _ in range(options.rounds) for tree in trees]
     costs = {tree.name: [found["us_per_chunk"] for found in windows if found["tree"] == tree.name] for tree in trees}
@@ -122,7 +126,8 @@ async def serve(options: argparse.Namespace) -> None:
     """Serve one tree: start all streams, then one window per line of standard input."""
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         spec = spec_in(folder, SPEC, max_concurrent_requests=options.streams + 8)
-        async with Stepped(spec.ipc_dir, chunks=1 << 30) as worker, own_api(spec, worker.supervisor) as api:
+        records = {"records": True} if os.environ["BENCH_TREE"] == RECORDED else {}  # other trees may lack it
+        async with Stepped(spec.ipc_dir, chunks=1 << 30) as worker, own_api(spec, worker.supervisor, **records) as api:
             await worker.serve()
             await api.ready()
             with spawned(read_all, api.port, options.kind, options.streams) as pipe:
@@ -210,7 +215,7 @@ def read_all(port: int, kind: str, streams: int, pipe: Connection) -> None:
     """Open `streams` streams, then read and discard."""
     path, body = KINDS[kind]
     data = json.dumps(body).encode()
-    lines = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    lines = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     asyncio.run(_read_all(port, lines.encode() + data, streams, pipe))
 
 
@@ -220,7 +225,7 @@ async def _read_all(port: int, request: bytes, streams: int, pipe: Connection) -
     clients = [(await loop.create_connection(lambda: _Client(counter), "127.0.0.1", port))[1] for _ in range(streams)]
     for client in clients:
         client.transport.write(request)
-    await asyncio.gather(*(client.begun.wait() for client in clients))
+    await asyncio.gather(*(client.begun for client in clients))
     pipe.send("all begun")
     loop.add_reader(pipe.fileno(), counter.expect)
     await asyncio.Event().wait()
@@ -252,12 +257,12 @@ class _Counter:
 
 
 class _Client(asyncio.Protocol):
-    """Reads and discards. begun: the response has started with status 200."""
+    """Reads and discards. begun: the response has started with status 200; its error names any other."""
 
     transport: asyncio.Transport
 
     def __init__(self, counter: _Counter) -> None:
-        self.begun = asyncio.Event()
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._counter = counter
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -265,9 +270,11 @@ class _Client(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if not self.begun.is_set():
-            assert data.startswith(b"HTTP/1.1 200"), data
-            self.begun.set()
+        if not self.begun.done():
+            if data.startswith(b"HTTP/1.1 200"):
+                self.begun.set_result(None)
+            else:
+                self.begun.set_exception(RuntimeError(f"a stream was refused: {data!r}"))
         else:
             self._counter.note(self)
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import multiprocessing
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from mstar_core.config.resolved import ApiConfig
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import Spin
+from mstar_core.transport.fd_store import FdStore
 
 PROBE_S: Final = 0.05
 START_S: Final = 60
@@ -88,15 +90,22 @@ def _spec_path(spec: DeploymentSpec) -> Path:
 
 @asynccontextmanager
 async def own_api(
-    spec: DeploymentSpec, supervisor: str, module: str = "tests.fakes.speech_model"
+    spec: DeploymentSpec, supervisor: str, module: str = "tests.fakes.speech_model", *, records: bool = False
 ) -> AsyncIterator[OwnApi]:
-    """Run an api during the block, with the `SPEC` of a module. Its peers may start later."""
+    """Run an api during the block, with the `SPEC` of a module. Its peers may start later.
+
+    records: it records its responses, as beside a real supervisor, so that another api could go on with them.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     _spec_path(spec).write_bytes(spec.encode())
-    process = context.Process(target=_run, args=(str(_spec_path(spec)), supervisor, module, theirs))
+    store = FdStore()
+    offered = socket.socket(fileno=store.offer()) if records else None
+    process = context.Process(target=_run, args=(str(_spec_path(spec)), supervisor, module, theirs, offered))
     process.start()
     theirs.close()
+    if offered is not None:
+        offered.close()
     try:
         yield await asyncio.to_thread(OwnApi, process, ours)
         ours.send("stop")
@@ -105,14 +114,15 @@ async def own_api(
     finally:
         process.kill()
         process.join()
+        store.close()
 
 
-def _run(path: str, supervisor: str, module: str, pipe: Connection) -> None:
+def _run(path: str, supervisor: str, module: str, pipe: Connection, store: socket.socket | None) -> None:
     model: ModelSpec = importlib.import_module(module).SPEC
     spec = DeploymentSpec.load(Path(path))
     spin = Spin(wait_spin_s(spec))
     with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:
-        runner.run(_serve(ApiProcess(spec, 0, supervisor, model, spin=spin), pipe))
+        runner.run(_serve(ApiProcess(spec, 0, supervisor, model, spin=spin, store=store), pipe))
 
 
 async def _serve(process: ApiProcess, pipe: Connection) -> None:
