@@ -215,8 +215,8 @@ def read_all(port: int, kind: str, streams: int, pipe: Connection) -> None:
     """Open `streams` streams, then read and discard."""
     path, body = KINDS[kind]
     data = json.dumps(body).encode()
-    lines = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    asyncio.run(_read_all(port, lines.encode() + data, streams, pipe))
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asyncio.run(_read_all(port, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data, streams, pipe))
 
 
 async def _read_all(port: int, request: bytes, streams: int, pipe: Connection) -> None:

@@ -265,10 +265,11 @@ class Exchange:
         if self.is_left or not isinstance(transport, RecordedTransport) or transport.is_muted:
             return
         data = list(slices)
-        if self._body is not None:
+        is_chunked, has_end = self._body is not None, is_last and http.notes_end()
+        if is_chunked:
             data = [piece for each in slices for piece in framed(each)]
-            if is_last and http.notes_end():
-                data.append(LAST_CHUNK)
+        if is_chunked and has_end:
+            data.append(LAST_CHUNK)
         await transport.record(data)
 
     async def _write(self, data: bytes | memoryview, content_type: str, limit_s: float | None) -> None:
@@ -325,13 +326,13 @@ class Exchange:
         """Abort the connection, so that the client does not mistake a partial response for a complete one.
 
         drops: also discard the kernel's send buffer. A client that does not read would otherwise hold megabytes of
-        server memory for minutes, without noticing the abort.
+        server memory for minutes, without noticing the abort. A client of HTTP/1.0 notices nothing else.
         """
         transport: Any = self.request.transport
         if transport is None or transport.is_closing():
             return
         self.flush()
-        if drops:
+        if drops or self.request.version == "1.0":
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         transport.abort()
 

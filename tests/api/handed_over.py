@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mstar_core.api.handover.keeper import KeptConnection
+from mstar_core.api.handover.keeper import RESET, KeptConnection
 from mstar_core.api.handover.recording import ConnectionRecording
 from mstar_core.api.http.connection import Connection
 from tests.api.conftest import Api
@@ -40,17 +40,28 @@ class Moment:
         yield self.written + self.following
 
 
+class Options:
+    """Options of the socket of a `Wire`."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[int, int, bytes]] = []
+
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        self.set.append((level, option, value))
+
+
 class Wire(asyncio.Transport):
     """A socket that accepts everything. memory: descriptor of the recording, copied before each write.
 
-    connection: which uses it. is_over: it was closed.
+    connection: which uses it. is_over: the process has closed it. is_left: the test has.
     """
 
     def __init__(self, memory: int | None = None) -> None:
         super().__init__()
         self.written = b""
         self.moments: list[Moment] = []
-        self.is_over = False
+        self.is_over = self.is_left = False
+        self.options = Options()
         self._memory = memory
         self.connection: Any = None
 
@@ -79,10 +90,15 @@ class Wire(asyncio.Transport):
         return protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return self.options if name == "socket" else default
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the client sees an error at the end, and not an end."""
+        return (socket.SOL_SOCKET, socket.SO_LINGER, RESET) in self.options.set
 
     def is_closing(self) -> bool:
-        return self.is_over
+        return self.is_over or self.is_left
 
     def close(self) -> None:
         self.is_over = True
@@ -117,7 +133,7 @@ def connected(api: Api, recording: ConnectionRecording, wire: Wire) -> Iterator[
         try:
             yield connection
         finally:
-            wire.is_over = True
+            wire.is_left = True
             connection.connection_lost(None)
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ import pytest
 
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import LIMIT_S, Api, running
-from tests.api.handed_over import Continued, Moment, first_process, second_process
+from tests.api.handed_over import Continued, Moment, Wire, first_process, second_process
 from tests.fakes import media
 from tests.fakes.conductor import FakeDeployment
 from tests.fakes.omni_model import SPEC
@@ -39,13 +39,14 @@ NOISE: Final = np.random.default_rng(1).integers(0, 255, (100, 100, 3), dtype=np
 class Kind:
     """A kind of response. what: its request. outputs: modality and array of each output, in order.
 
-    items: requests that it makes. is_sound: it is a file of sound, which cannot have an error in it.
+    items: requests that it makes. is_sound: it is a file of sound, which cannot have an error in it. version: of HTTP.
     """
 
     what: dict[str, Any]
     outputs: tuple[tuple[str, Any], ...]
     items: int = 1
     is_sound: bool = False
+    version: str = "1.1"
 
 
 def text(data: bytes) -> tuple[str, Any]:
@@ -60,7 +61,7 @@ def sound(samples: int) -> tuple[str, Any]:
 
 TEXT: Final = (text(b"one "), text("\N{SNOWMAN}".encode()[:2]), text("\N{SNOWMAN}".encode()[2:]), text(b"two"))
 SOUND: Final = (sound(100), sound(9000), sound(600_000), sound(50))
-KINDS: Final[dict[str, Kind]] = {
+KINDS: dict[str, Kind] = {
     "lines": Kind(
         what={"url": "/generate", "json": {**FULL, "output_modalities": ["text", "audio"]}},
         outputs=(*TEXT, *SOUND[:2]),
@@ -115,6 +116,7 @@ KINDS: Final[dict[str, Kind]] = {
         is_sound=True,
     ),
 }
+KINDS |= {f"{name} by HTTP/1.0": replace(KINDS[name], version="1.0") for name in ("lines", "chat", "sound")}
 
 
 # what a client reads
@@ -133,11 +135,13 @@ class Read:
     is_whole: bool
 
 
-def read(data: bytes) -> Read:
-    """Parse a chunked response. Raises Torn for an invalid chunk."""
+def read(data: bytes, wire: Wire, kind: Kind) -> Read:
+    """Parse a response: in chunks, or of HTTP/1.0 up to the end of the connection. Raises Torn for an invalid chunk."""
     head, found, rest = data.partition(b"\r\n\r\n")
     if not found or not head.startswith(b"HTTP/1.1 200 "):
         raise Torn(head[:80])
+    if kind.version == "1.0":
+        return Read(head, rest, is_whole=wire.is_over and not wire.is_reset)
     body = b""
     while rest:
         line, _, rest = rest.partition(b"\r\n")
@@ -210,7 +214,8 @@ def ends(event: dict[str, Any]) -> bool:
 
 def is_error(event: dict[str, Any]) -> bool:
     """Return whether an event says that the request has failed."""
-    return event.get("modality") == "error" or "error" in event or event.get("type") == "response.failed"
+    kinds = (event.get("modality"), event.get("type"))
+    return "error" in event or "error" in kinds or "response.failed" in kinds
 
 
 def outputs(found: list[dict[str, Any]]) -> dict[str, bytes]:
@@ -306,6 +311,10 @@ async def is_late(scene: Scene) -> None:
     """The deadline has passed before the request runs again."""
 
 
+async def is_refused(scene: Scene) -> None:
+    """The deployment has become unhealthy."""
+
+
 Turn = Callable[[Scene], Awaitable[None]]
 TURNS: Final[tuple[Turn, ...]] = (
     goes_on,
@@ -315,6 +324,7 @@ TURNS: Final[tuple[Turn, ...]] = (
     fails,
     repeats_only_a_part,
     is_late,
+    is_refused,
 )
 
 
@@ -332,7 +342,7 @@ async def undisturbed(api: Api, kind: Kind, wire: Any) -> None:
                     if len(wire.written) > before:
                         break
         api.fake.finish(request.handle)
-    await api.until(lambda: wire.written.endswith(b"0\r\n\r\n"))
+    await api.until(lambda: wire.is_over if kind.version == "1.0" else wire.written.endswith(b"0\r\n\r\n"))
 
 
 def encoded_of(api: Api, request: NewRequest) -> int:
@@ -345,7 +355,7 @@ def encoded_of(api: Api, request: NewRequest) -> int:
 def request_of(api: Api, kind: Kind) -> bytes:
     """Return the request of a kind as bytes on the wire."""
     request = api.client.build_request("POST", **kind.what)
-    lines = [f"{request.method} {request.url.raw_path.decode()} HTTP/1.1".encode()]
+    lines = [f"{request.method} {request.url.raw_path.decode()} HTTP/{kind.version}".encode()]
     lines += [name + b": " + value for name, value in request.headers.raw]
     return b"\r\n".join(lines) + b"\r\n\r\n" + request.read()
 
@@ -354,6 +364,7 @@ async def continued(api: Api, kind: Kind, moment: Moment, has: bytes, turn: Turn
     """Return the response that goes on from a moment."""
     admission: Any = api.process._service.admission  # type: ignore[union-attr]
     admission.pause(is_paused=turn is is_cancelled_in_the_queue)
+    api.process.link.deployment.state = "unhealthy" if turn is is_refused else "ready"
     with second_process(api, moment, has, is_late=turn is is_late) as went:
         scene = Scene(api, kind, went, len(api.fake.requests))
         if went.connection.continues:  # otherwise its end was recorded
@@ -361,13 +372,14 @@ async def continued(api: Api, kind: Kind, moment: Moment, has: bytes, turn: Turn
                 await turn(scene)
                 await scene.over()
         admission.pause(is_paused=False)
+    api.process.link.deployment.state = "ready"
     await api.clean()
     return went
 
 
 def check(went: Continued, kind: Kind, calm: Read, turn: Turn) -> None:
     """Check one response against the undisturbed one."""
-    answer = read(went.received)
+    answer = read(went.received, went.wire, kind)
     assert answer.head == calm.head
     if kind.is_sound:
         assert answer.is_whole or went.wire.is_over, "the client waits for ever"
@@ -379,11 +391,14 @@ def check(went: Continued, kind: Kind, calm: Read, turn: Turn) -> None:
     assert answer.is_whole, "a stream of events has an end"
     found = events(answer)
     assert not any(map(ends, found[:-1])), "events behind the last one"
+    assert "type" in found[-1] or found[0].get("type") != "response.created", "an event of another kind"
     reference, got = outputs(events(calm)), outputs(found)
     if turn is goes_on:
         assert not is_error(found[-1]) and got == reference
     else:
         assert all(reference[name].startswith(data) for name, data in got.items())
+    if turn is is_refused and is_error(found[-1]):
+        assert b"unavailable" in answer.body, "the error has its cause"
 
 
 def ways(moments: list[Moment]) -> Iterator[tuple[Moment, bytes, Sequence[Turn]]]:
@@ -405,7 +420,7 @@ async def test_a_response_goes_on_from_any_write_or_ends_as_a_valid_one(name: st
     async with running(model=SPEC) as api:
         with first_process(api, request_of(api, kind)) as wire:
             await undisturbed(api, kind, wire)
-            calm, moments = read(wire.written), list(wire.moments)
+            calm, moments = read(wire.written, wire, kind), list(wire.moments)
             for number, (moment, has, turns) in enumerate(ways(moments)):
                 for turn in turns:
                     went = await continued(api, kind, moment, has, turn)
@@ -425,7 +440,7 @@ async def test_the_interim_response_is_sent_once_and_is_no_part_of_the_response(
             wire.connection.data_received(body)
             await undisturbed(api, kind, wire)
             interim = b"HTTP/1.1 100 Continue\r\n\r\n"
-            calm = read(wire.written.removeprefix(interim))
+            calm = read(wire.written.removeprefix(interim), wire, kind)
             asked, *others = wire.moments
             assert asked.following == interim
             # The first process died before it had the body, or behind the first part of the response.
@@ -436,5 +451,5 @@ async def test_the_interim_response_is_sent_once_and_is_no_part_of_the_response(
                         scene = Scene(api, kind, went, len(api.fake.requests))
                         await goes_on(scene)
                         await scene.over()
-                answer = read(went.received.removeprefix(interim))
+                answer = read(went.received.removeprefix(interim), went.wire, kind)
                 assert answer.is_whole and outputs(events(answer)) == outputs(events(calm))

@@ -24,6 +24,7 @@ from mstar_core.api.responses.schema import (
     ReasoningItem,
     ReasoningText,
     ResponseError,
+    ResponseErrorEvent,
     ResponseEvent,
     ResponseObject,
     ResponseUsage,
@@ -220,6 +221,12 @@ class ResponseAnswer:
 def encoded(event: ResponseEvent) -> tuple[bytes]:
     """Return the server-sent event."""
     return (b"event: %s\ndata: %s\n\n" % (event.type.encode(), msgspec.json.encode(event)),)
+
+
+def refused(reply: ErrorReply, number: int) -> tuple[bytes]:
+    """Return the server-sent event that ends a stream whose request was refused. number: of the event."""
+    last = ResponseErrorEvent(sequence_number=number, code=reply.code, message=reply.message, param=reply.param)
+    return (b"event: error\ndata: %s\n\n" % msgspec.json.encode(last),)
 
 
 def response_logprobs_of(tokens: Sequence[TokenScore]) -> list[TokenLogprob]:

@@ -20,7 +20,7 @@ from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.parse.tools import ChatOptions, read_effort, read_tools
 from mstar_core.api.response_store import StoredResponse, owner_of
-from mstar_core.api.responses.answer import ResponseAnswer, encoded
+from mstar_core.api.responses.answer import ResponseAnswer, encoded, refused
 from mstar_core.api.responses.background import RUNNING, finished, start
 from mstar_core.api.responses.items import numbered, with_types
 from mstar_core.api.responses.options import (
@@ -75,6 +75,8 @@ class Created:
 async def create(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     body, rest = await read_body(exchange, ResponsesRequest, _prepared)
+    if body.stream:  # for a request that another process has begun, and that is refused here
+        exchange.on_failed = lambda reply: [refused(reply, exchange.events.count)]
     rest = check_options(body, rest)
     is_stored = _is_stored(exchange.service, body)
     if body.background:

@@ -319,6 +319,15 @@ class ItemList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
+class ResponseErrorEvent(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
+    """Last event of a stream whose request was refused, so that there is no response object. message: of the error."""
+
+    sequence_number: int
+    code: str
+    message: str
+    param: str | None
+
+
 class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Event of a stream. Which fields it has follows from its type. sequence_number counts from 0."""
 
