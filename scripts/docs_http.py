@@ -28,6 +28,9 @@ LIMITS = (
     "responses_ttl_s",
     "responses_max_count",
     "responses_max_bytes",
+    "realtime_max_sessions",
+    "realtime_idle_s",
+    "realtime_max_s",
 )
 """Keys of `api` that limit requests."""
 
@@ -40,7 +43,8 @@ def http_routes() -> str:
         path = f"`{route.method} {shown_path(route.path).replace('{name}', '{id}')}`"
         takes = ", ".join(f"`{kind}`" for kind in route.takes)
         gives = [*(["application/json"] if route.answer is not None else []), *route.gives]
-        offered = f"the model maps `{route.needs}`" if route.needs else "always"
+        mapped = " or ".join(f"`{name}`" for name in route.needs)
+        offered = f"the model maps {mapped}" if mapped else "always"
         return path, takes, ", ".join(f"`{kind}`" for kind in gives), route.summary, offered
 
     return _table(("route", "request", "response", "summary", "available if"), [row(route) for route in ROUTES])

@@ -83,7 +83,7 @@ def _served(service: Service) -> list[HttpRoute]:
     """Return the routes of this deployment. Of two routes with one path, the first one is served."""
     routes: dict[tuple[str, str], HttpRoute] = {}
     for route in ROUTES:
-        is_mapped = route.needs is None or route.needs in service.model.routes
+        is_mapped = not route.needs or bool(service.model.routes.intersection(route.needs))
         if is_mapped and (service.deployment.api.console or not route.is_console):
             routes.setdefault((route.method, route.path), route)
     return list(routes.values())

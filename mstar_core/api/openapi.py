@@ -157,7 +157,7 @@ def _body(route: HttpRoute, kind: str, schemas: Mapping[str, Json]) -> Json:
     if kind == FORM:
         several = {"type": "array", "items": file}
         properties |= {field: several if is_several else file for field, is_several in route.files.items()}
-    required = [*schema.get("required", ()), *(route.files if kind == FORM and route.needs is not None else ())]
+    required = [*schema.get("required", ()), *(route.files if kind == FORM and route.needs else ())]
     merged = {**schema, "properties": properties}
     return {**merged, "required": required} if required else merged
 

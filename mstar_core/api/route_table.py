@@ -37,6 +37,7 @@ from mstar_core.api.routes.deployment import (
 )
 from mstar_core.api.routes.generate import generate
 from mstar_core.api.routes.images import image, image_edit
+from mstar_core.api.routes.realtime import client_secret, realtime
 from mstar_core.api.routes.request_state import cancel, events, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
@@ -59,6 +60,8 @@ from mstar_core.api.schema import (
     CancelState,
     ChatCompletion,
     ChatRequest,
+    ClientSecretAnswer,
+    ClientSecretRequest,
     Generated,
     GenerateRequest,
     Health,
@@ -93,10 +96,11 @@ STORED: Final = (400, 401, 404, 410, 503)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRoute:
-    """One route. needs: the mapping that the model must have. is_open: requires no API key. is_socket: a WebSocket.
+    """One route. needs: mappings of which the model must have one. is_open: requires no API key.
 
-    is_console: absent with `--no-console`. is_hidden: absent from the API description. shares_path: another route has
-    the same path and another method. has_parameters: the body may set parameters of the model.
+    is_socket: a WebSocket. is_console: absent with `--no-console`. is_hidden: absent from the API description.
+    shares_path: another route has the same path and another method. has_parameters: the body may set parameters of the
+    model.
 
     body: type of the request body, sent as one of the content types in `takes`. files: upload fields, and whether each
     may be repeated. answer: type of the JSON response. gives: other content types of responses. query: schemas of the
@@ -108,7 +112,7 @@ class HttpRoute:
     handler: Handler
     name: str
     summary: str
-    needs: str | None = None
+    needs: tuple[str, ...] = ()
     is_native: bool = False
     is_open: bool = False
     reads_body: bool = False
@@ -147,7 +151,7 @@ ROUTES: Final = (
         path=ENDPOINTS["chat"],
         handler=chat,
         name="chat",
-        needs="chat",
+        needs=("chat",),
         reads_body=True,
         summary="Create a chat completion",
         body=ChatRequest,
@@ -161,7 +165,7 @@ ROUTES: Final = (
         path=ENDPOINTS["responses"],
         handler=create,
         name="responses",
-        needs="chat",
+        needs=("chat",),
         reads_body=True,
         summary="Create a response",
         body=ResponsesRequest,
@@ -175,7 +179,7 @@ ROUTES: Final = (
         path="/v1/responses/<name:str>",
         handler=retrieve,
         name="response",
-        needs="chat",
+        needs=("chat",),
         answer=ResponseObject,
         gives=(EVENTS,),
         summary="A stored response, or the events of one in the background",
@@ -191,7 +195,7 @@ ROUTES: Final = (
         path="/v1/responses/<name:str>",
         handler=delete,
         name="response_delete",
-        needs="chat",
+        needs=("chat",),
         shares_path=True,
         answer=DeletedResponse,
         summary="Delete a stored response",
@@ -202,7 +206,7 @@ ROUTES: Final = (
         path="/v1/responses/<name:str>/cancel",
         handler=cancel_response,
         name="response_cancel",
-        needs="chat",
+        needs=("chat",),
         answer=ResponseObject,
         summary="Cancel a response in the background",
         errors=STORED,
@@ -212,7 +216,7 @@ ROUTES: Final = (
         path="/v1/responses/<name:str>/input_items",
         handler=input_items,
         name="response_items",
-        needs="chat",
+        needs=("chat",),
         answer=ItemList,
         summary="The items that a response was generated from",
         query={
@@ -228,7 +232,7 @@ ROUTES: Final = (
         path=ENDPOINTS["completion"],
         handler=completion,
         name="completion",
-        needs="completion",
+        needs=("completion",),
         reads_body=True,
         summary="Continue prompts without a chat template",
         body=CompletionRequest,
@@ -242,7 +246,7 @@ ROUTES: Final = (
         path=ENDPOINTS["embedding"],
         handler=embedding,
         name="embedding",
-        needs="embedding",
+        needs=("embedding",),
         reads_body=True,
         summary="Turn texts into vectors",
         body=EmbeddingRequest,
@@ -255,7 +259,7 @@ ROUTES: Final = (
         path=ENDPOINTS["tokenize"],
         handler=tokenize,
         name="tokenize",
-        needs="tokenize",
+        needs=("tokenize",),
         reads_body=True,
         has_parameters=False,
         summary="Token ids of a prompt or of messages",
@@ -269,7 +273,7 @@ ROUTES: Final = (
         path="/detokenize",
         handler=detokenize,
         name="detokenize",
-        needs="tokenize",
+        needs=("tokenize",),
         reads_body=True,
         has_parameters=False,
         summary="Text of token ids",
@@ -283,7 +287,7 @@ ROUTES: Final = (
         path=ENDPOINTS["speech"],
         handler=speech,
         name="speech",
-        needs="speech",
+        needs=("speech",),
         reads_body=True,
         summary="Convert text to speech",
         body=SpeechRequest,
@@ -296,7 +300,7 @@ ROUTES: Final = (
         path=ENDPOINTS["image"],
         handler=image,
         name="image",
-        needs="image",
+        needs=("image",),
         reads_body=True,
         summary="Generate images from text",
         body=ImageRequest,
@@ -310,7 +314,7 @@ ROUTES: Final = (
         path=ENDPOINTS["image_edit"],
         handler=image_edit,
         name="image_edit",
-        needs="image_edit",
+        needs=("image_edit",),
         reads_body=True,
         summary="Edit images by a prompt",
         body=ImageRequest,
@@ -325,7 +329,7 @@ ROUTES: Final = (
         path=ENDPOINTS["transcription"],
         handler=transcription,
         name="transcription",
-        needs="transcription",
+        needs=("transcription",),
         reads_body=True,
         summary="Transcribe speech",
         body=TranscriptionRequest,
@@ -340,7 +344,7 @@ ROUTES: Final = (
         path=ENDPOINTS["robot_policy"],
         handler=robot_policy,
         name="robot_policy",
-        needs="robot_policy",
+        needs=("robot_policy",),
         is_socket=True,
         summary="Robot observations in, actions out",
         takes=("WebSocket",),
@@ -348,10 +352,36 @@ ROUTES: Final = (
     ),
     HttpRoute(
         method="GET",
+        path=ENDPOINTS["realtime"],
+        handler=realtime,
+        name="realtime",
+        needs=("chat", "speech"),
+        is_socket=True,
+        is_open=True,  # the handler checks the key, which may be a client secret
+        summary="Conversations in text and sound",
+        takes=("WebSocket",),
+        gives=(JSON,),
+    ),
+    HttpRoute(
+        method="POST",
+        path="/v1/realtime/client_secrets",
+        handler=client_secret,
+        name="client_secret",
+        needs=("chat", "speech"),
+        reads_body=True,
+        has_parameters=False,
+        summary="Create a short-lived key for realtime sessions",
+        body=ClientSecretRequest,
+        takes=(JSON,),
+        answer=ClientSecretAnswer,
+        errors=(400, 401, 404, 408, 413, 415, 429, 503),
+    ),
+    HttpRoute(
+        method="GET",
         path="/",
         handler=page_or_robot_policy,
         name="robot_policy_root",
-        needs="robot_policy",
+        needs=("robot_policy",),
         is_socket=True,
         is_open=True,  # the handler checks the key of sockets
         summary="The same at the path that openpi clients use; plain HTTP returns the web page",
@@ -363,7 +393,7 @@ ROUTES: Final = (
         path="/healthz",
         handler=healthz,
         name="healthz",
-        needs="robot_policy",
+        needs=("robot_policy",),
         is_open=True,
         summary="Whether the port responds",
         gives=("text/plain",),

@@ -778,3 +778,28 @@ class Images(msgspec.Struct, kw_only=True):
     data: list[MadeImage]
     usage: ImagesUsage
     output_format: str
+
+
+class ExpiresAfter(msgspec.Struct, kw_only=True):
+    """Life of a client secret."""
+
+    seconds: Annotated[int, Meta(ge=10, le=7200, description="from its creation")] = 600
+    anchor: Literal["created_at"] = "created_at"
+
+
+class ClientSecretRequest(msgspec.Struct, kw_only=True):
+    """Request for a client secret."""
+
+    expires_after: ExpiresAfter | None = None
+    session: Annotated[
+        dict[str, Any], Meta(description="fields that its sessions begin with, as in `session.update`")
+    ] = {}
+    request_id: RequestId = None
+
+
+class ClientSecretAnswer(msgspec.Struct, kw_only=True):
+    """A client secret. expires_at: seconds since the epoch."""
+
+    value: str
+    expires_at: int
+    session: dict[str, Any]

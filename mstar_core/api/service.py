@@ -19,6 +19,7 @@ from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
 from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.errors import ErrorReply, Stalled, lost, reply_of
 from mstar_core.api.handover.delivery import Delivery, UnitGate
+from mstar_core.api.http.client_secrets import ClientSecrets
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
@@ -33,6 +34,7 @@ from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.grammar_checks import GrammarChecks
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
+from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
@@ -256,6 +258,8 @@ class Service:
             Path(deployment.run_dir) / STORED_RESPONSES,
             StoreLimits(ttl_s=api.responses_ttl_s, most=api.responses_max_count, most_bytes=api.responses_max_bytes),
         )
+        self.client_secrets = ClientSecrets()
+        self.sessions = OpenSessions(api.realtime_max_sessions)
         self.burst = WriteBatch()
         self.telemetry = RequestTelemetry(clock, self._why_waiting)
         self.telemetry.on_end = metrics.ended
@@ -266,6 +270,7 @@ class Service:
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
+        metrics.realtime_sessions.set_function(lambda: len(self.sessions))
 
     def reconfigure(self, deployment: DeploymentSpec) -> None:
         """Take a deployment with other keys or limits. Requests in flight and in the queue stay."""
@@ -274,7 +279,8 @@ class Service:
         self.admission.limit(deployment.max_concurrent_requests, deployment.max_queue, api.max_requests_per_key)
 
     async def close(self) -> None:
-        """End the runs in the background, whose requests have failed, and close the store of responses."""
+        """End sessions and runs in the background, whose requests have failed, and close the store of responses."""
+        await self.sessions.close()
         await self.background.close()
         await self.grammars.close()
         await self.responses.close()

@@ -313,6 +313,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     responses_max_bytes: Annotated[
         int, ConfigKey("Most bytes of stored responses with their inputs.", ge=65536, le=TIB)
     ] = 256 * MIB
+    realtime_max_sessions: Annotated[int, ConfigKey("Most realtime sessions at once.", ge=1, le=65_536)] = 64
+    realtime_idle_s: Annotated[
+        float, ConfigKey("Seconds without an event of the client after which a realtime session ends.", gt=0, le=86400)
+    ] = 600.0
+    realtime_max_s: Annotated[float, ConfigKey("Maximum seconds of a realtime session.", gt=0, le=86400)] = 3600.0
     tls_cert: Annotated[
         str | None, ConfigKey("PEM file with the certificate; the api then serves HTTPS only.", is_reread=True)
     ] = None

@@ -72,6 +72,15 @@ _ALL: Final = (
     _api("counter", "mstar_audio_seconds", "Seconds of audio generated."),
     _api("counter", "mstar_cancelled", "Cancelled requests by cause.", "cause"),
     _api("counter", "mstar_rejected", "Requests refused before admission, by code.", "code"),
+    _api("gauge", "mstar_realtime_sessions", "Realtime sessions, those that wait for their client included."),
+    _api("counter", "mstar_realtime_interrupts", "Answers of realtime sessions that speech interrupted."),
+    _api("counter", "mstar_realtime_false_starts", "Detected speech of less than 0.2 s."),
+    _api(
+        "histogram",
+        "mstar_realtime_first_audio_seconds",
+        "Time from the detected end of speech to the first audio of its answer.",
+        buckets=SECONDS,
+    ),
     _api("counter", "mstar_late_messages", "Messages for requests that had ended."),
     _api(
         "histogram", "mstar_queue_seconds", "Time from arrival to admission, preprocessing included.", buckets=SECONDS

@@ -135,7 +135,7 @@ async def test_models_and_version_tell_what_is_served(started: Started) -> None:
     async with started(speak(1), versions={"mstarctl": "1.2.3"}) as api:
         (card,) = (await api.client.get("/v1/models")).json()["data"]
         assert (card["id"], card["root"], card["aliases"]) == ("fake", "fake/weights", ["fake_speech", "fake/weights"])
-        assert card["endpoints"] == ["/generate", "/v1/audio/speech"]
+        assert card["endpoints"] == ["/generate", "/v1/audio/speech", "/v1/realtime"]
         assert card["parameters"]["properties"]["voice"]["enum"] == ["tara", "leo"]
         assert card["speech"] == "verbatim"
         for name in ("fake", "fake/weights"):

@@ -57,7 +57,7 @@ def check_key(keys: Sequence[str], headers: Mapping[str, str]) -> str:
     """
     if not keys:
         return ""
-    key_sent = _key_of(headers).encode(errors="surrogateescape")  # undecodable bytes are a wrong key
+    key_sent = key_of(headers).encode(errors="surrogateescape")  # undecodable bytes are a wrong key
     matches = [hmac.compare_digest(key_sent, key.encode()) for key in keys]
     if not key_sent or not any(matches):
         raise Unauthorized("the API key is missing or wrong", hint="send it as 'Authorization: Bearer KEY'")
@@ -70,7 +70,8 @@ def check_metrics_key(api: ApiConfig, headers: Mapping[str, str]) -> None:
         check_key((*api.metrics_keys, *api.api_keys), headers)
 
 
-def _key_of(headers: Mapping[str, str]) -> str:
+def key_of(headers: Mapping[str, str]) -> str:
+    """Return the key that a request sends, empty without one."""
     scheme, _, value = (headers.get("authorization") or "").partition(" ")
     if scheme.lower() in ("bearer", "api-key") and value.strip():
         return value.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from sanic.exceptions import SanicException
@@ -20,6 +21,8 @@ PING_S: Final = 20
 REASON_BYTES: Final = 120
 """A close frame holds at most 123 bytes of reason."""
 
+NORMAL: Final = 1000
+NO_CODE: Final = 1005
 FAILED: Final = 1011
 GOING_AWAY: Final = 1001
 
@@ -32,14 +35,16 @@ class WebSocket:
         self._stall_s = stall_s
 
     @classmethod
-    async def open(cls, request: Any, origins: Sequence[str], stall_s: float) -> WebSocket:
+    async def open(
+        cls, request: Any, origins: Sequence[str], stall_s: float, protocols: Sequence[str] | None = None
+    ) -> WebSocket:
         """Complete the handshake. Raises UpgradeRequired, Forbidden, RequestError, which are sent as plain HTTP.
 
-        origins: of browsers that may connect.
+        origins: of browsers that may connect. protocols: subprotocols to choose from, None for none.
         """
         check_handshake(request.headers, origins)
         try:
-            connection = await request.transport.get_protocol().websocket_handshake(request)
+            connection = await request.transport.get_protocol().websocket_handshake(request, protocols)
         except SanicException as error:
             raise RequestError("the handshake is not valid for WebSocket 13", str(error), code="bad_request") from error
         return cls(connection, stall_s)
@@ -58,6 +63,18 @@ class WebSocket:
                 await self._connection.send(message)
         except TimeoutError:
             raise Stalled("the client does not read the response") from None
+
+    @property
+    def is_closed_by_client(self) -> bool:
+        """Return whether the client has closed the connection by a close frame with the code 1000 or none."""
+        received = self._connection.ws_proto.close_rcvd
+        return received is not None and received.code in (NORMAL, NO_CODE)
+
+    async def close(self, reason: str) -> None:
+        """Close the connection within the stall timeout. Raises nothing if it is gone."""
+        with suppress(TimeoutError, SanicException, OSError):
+            async with asyncio.timeout(self._stall_s):
+                await self._connection.close(NORMAL, reason.encode()[:REASON_BYTES].decode(errors="ignore"))
 
     async def fail(self, message: str, reason: str) -> None:
         """Send an error as text and close the connection, within the stall timeout."""

@@ -100,16 +100,18 @@ ENDPOINTS: Final[Mapping[str, str]] = {
     "image_edit": "/v1/images/edits",
     "transcription": "/v1/audio/transcriptions",
     "robot_policy": "/v1/robot/policy",
+    "realtime": "/v1/realtime",
 }
 """Paths of inference routes by name."""
 
-SHARED: Final[Mapping[str, str]] = {"responses": "chat"}
-"""Mapping of a model by which another route is offered too."""
+SHARED: Final[Mapping[str, tuple[str, ...]]] = {"responses": ("chat",), "realtime": ("chat", "speech")}
+"""Mappings of a model by each of which another route is offered too."""
 
 
 def mapped_endpoints(spec: ModelSpec) -> list[str]:
     """Return the paths of the inference routes that a model supports."""
-    return ["/generate", *(path for name, path in ENDPOINTS.items() if SHARED.get(name, name) in spec.routes)]
+    offered = (path for name, path in ENDPOINTS.items() if spec.routes.intersection(SHARED.get(name, (name,))))
+    return ["/generate", *offered]
 
 
 API_VERSION = 1

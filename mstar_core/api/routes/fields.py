@@ -76,7 +76,7 @@ def typed(body: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
     try:
         parsed = msgspec.convert(declared, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _refused(str(error), kind) from error
+        raise refused(str(error), kind) from error
     return parsed, {name: value for name, value in sent.items() if name not in names}
 
 
@@ -86,7 +86,8 @@ def _boolean(value: Any, kind: inspect.Type) -> Any:
     return value if flag is None else flag
 
 
-def _refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
+def refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
+    """Return the error for a body that is not a `kind`. text: of msgspec's error."""
     place = _PLACE.search(text)
     path = place["path"] if place is not None else ""
     missing = _MISSING.search(text)

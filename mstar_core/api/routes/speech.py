@@ -14,7 +14,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.output.audio import audio_format, content_type
 from mstar_core.api.output.kept_events import EVENTS
-from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.parse.params import ParsedRequest, RequestParams
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
@@ -55,16 +55,27 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
 
 
 def _call(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> ParsedRequest:
-    service = exchange.service
-    spec = service.model
+    spec = exchange.service.model
     check_name(exchange, body.model)
-    text = _input(body.input, service.deployment.api.max_speech_chars)
-    outputs = ("audio", *(kind for kind in spec.surface("speech").beside if kind != "audio"))
     voice = voice_of(spec, body.voice, "voice")
-    params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    params = openai_parsed(exchange, rest, speech_outputs(spec), {"voice": voice} if voice is not None else None)
     if body.instructions:
         params = replace(params, warnings=(*params.warnings, "instructions has no effect on this model"))
-    return params.request(exchange.request_id, exchange.route, text=text, order=[("text", 0)], outputs=outputs)
+    return spoken_call(exchange, body.input, params)
+
+
+def spoken_call(exchange: Exchange, text: str, params: RequestParams) -> ParsedRequest:
+    """Return the request that speaks a text. Raises RequestError, TooLarge."""
+    service = exchange.service
+    text = _input(text, service.deployment.api.max_speech_chars)
+    return params.request(
+        exchange.request_id, exchange.route, text=text, order=[("text", 0)], outputs=speech_outputs(service.model)
+    )
+
+
+def speech_outputs(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the modalities of a spoken text."""
+    return ("audio", *(kind for kind in spec.surface("speech").beside if kind != "audio"))
 
 
 def _input(text: str, limit: int) -> str:

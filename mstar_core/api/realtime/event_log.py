@@ -1,0 +1,85 @@
+"""Events of a session on their way to its client, numbered and kept for a while, so that another connection goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from mstar_core.api.errors import EventsGone
+from mstar_core.errors import RequestError
+
+KEPT_BYTES: Final = 8 << 20
+"""Sent events that a new connection may read again."""
+
+WAITING_BYTES: Final = 4 << 20
+"""Events that the client has not read, at which responses wait."""
+
+
+class SentEvents:
+    """Events by number, from 1. Owned by the session; one connection reads at a time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._read = 0  # number of the last event that a connection has taken
+        self._bytes = 0
+        self._waiting = 0
+        self._news = asyncio.Event()
+        self._done = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def add(self, event: bytes) -> None:
+        """Append the next event."""
+        self.count += 1
+        self._kept.append((self.count, event))
+        self._bytes += len(event)
+        self._waiting += len(event)
+        self._forget()
+        if self._waiting > WAITING_BYTES:
+            self._room.clear()
+        self._done.clear()
+        self._news.set()
+
+    async def next(self) -> bytes:
+        """Return the next event for the connection, and count it as read."""
+        while self._read >= self.count:
+            self._done.set()
+            self._news.clear()
+            await self._news.wait()
+        first = self._kept[0][0]
+        self._read += 1
+        event = self._kept[self._read - first][1]
+        self._waiting -= len(event)
+        if self._waiting <= WAITING_BYTES:
+            self._room.set()
+        return event
+
+    async def all_read(self) -> None:
+        """Wait until a connection has taken every event."""
+        await self._done.wait()
+
+    async def has_room(self) -> None:
+        """Wait while too much waits for the client."""
+        await self._room.wait()
+
+    def rewind(self, number: int) -> None:
+        """Let the next connection begin behind the event `number`. Raises RequestError, EventsGone."""
+        if not 0 <= number <= self.count:
+            raise RequestError(
+                f"after is {number}, but the session has sent {self.count} events",
+                field="after",
+                allowed=f"<= {self.count}",
+            )
+        first = self._kept[0][0] if self._kept else self.count + 1
+        if number < first - 1:
+            raise EventsGone(
+                f"the events up to {first - 1} are no longer kept", hint="begin a new session", field="after"
+            )
+        self._read = number
+        self._waiting = sum(len(event) for place, event in self._kept if place > number)
+
+    def _forget(self) -> None:
+        while self._bytes > KEPT_BYTES and self._kept[0][0] <= self._read:
+            self._bytes -= len(self._kept.popleft()[1])

@@ -1,0 +1,114 @@
+"""Items of a realtime conversation: messages with their parts, calls of functions and the results of calls."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mstar_core.api.realtime.sound.formats import Pcm
+from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.codec import wav_header
+
+Role = Literal["system", "user", "assistant"]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+@dataclass(slots=True)
+class WrittenPart:
+    """Written text, of any role."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class HeardPart:
+    """Sound of the user. samples: [n] at `rate`. transcript: None until it is known."""
+
+    samples: Pcm
+    rate: int
+    transcript: str | None = None
+    _file: str = ""
+
+    @property
+    def file(self) -> str:
+        """Return the sound as a WAV file in base64, equal in every request, so that its cached features are found."""
+        if not self._file:
+            pcm = self.samples.astype("<i2", copy=False).tobytes()
+            self._file = base64.b64encode(wav_header(self.rate, 1, len(pcm)) + pcm).decode()
+        return self._file
+
+
+@dataclass(slots=True)
+class PicturePart:
+    """Image of the user. url: a `data:` URL, or an address that the deployment may fetch from."""
+
+    url: str
+
+
+@dataclass(slots=True)
+class SpokenPart:
+    """Speech of the model with its text. The sound itself is not kept."""
+
+    spoken: SpokenText
+
+
+ItemPart = WrittenPart | HeardPart | PicturePart | SpokenPart
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageEntry:
+    """A message of one role."""
+
+    id: str
+    role: Role
+    parts: list[ItemPart] = field(default_factory=list)
+    status: Status = "completed"
+
+
+@dataclass(slots=True, kw_only=True)
+class CallEntry:
+    """A call of a function by the model. arguments: JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Status = "completed"
+
+
+@dataclass(slots=True, kw_only=True)
+class ResultEntry:
+    """The result of a call, from the client."""
+
+    id: str
+    call_id: str
+    output: str
+    status: Status = "completed"
+
+
+Entry = MessageEntry | CallEntry | ResultEntry
+
+
+def text_of(entry: MessageEntry) -> str:
+    """Return the words of a message: written ones, transcripts of speech, and those of sound where they are known."""
+    return " ".join(text for text in map(_words, entry.parts) if text)
+
+
+def _words(part: ItemPart) -> str:
+    match part:
+        case WrittenPart():
+            return part.text
+        case SpokenPart():
+            return part.spoken.text
+        case HeardPart():
+            return part.transcript or ""
+        case PicturePart():
+            return ""
+
+
+def sounds_of(entries: Sequence[Entry]) -> int:
+    """Return the number of samples of the user's sound in some items."""
+    parts = (part for entry in entries if isinstance(entry, MessageEntry) for part in entry.parts)
+    return sum(len(part.samples) for part in parts if isinstance(part, HeardPart))

@@ -1,0 +1,103 @@
+"""A realtime session: a conversation in a dialect, its events, and its connection while there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from mstar_core.api.errors import Stalled
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.http.websocket import WebSocket
+from mstar_core.api.realtime.event_log import SentEvents
+from mstar_core.api.realtime.history import new_id
+from mstar_core.api.realtime.wire.dialect import RealtimeDialect
+from mstar_core.errors import MstarError, TimedOut
+
+CLOSE_S: Final = 5.0
+"""Longest wait for a client to read why its session ends."""
+
+
+class RealtimeSession:
+    """Owned by `OpenSessions`. Its connection is served by one task at a time; a new one replaces the last."""
+
+    def __init__(self, exchange: Exchange, patch: Mapping[str, Any]) -> None:
+        """exchange: of the first connection. patch: fields of a client secret. Raises RequestError."""
+        limits = exchange.limits
+        self.id = new_id("sess")
+        self.key = exchange.key
+        self.sent = SentEvents()
+        self._clock = exchange.service.clock
+        self._ends = self._clock() + limits.realtime_max_s
+        self._idle_s = limits.realtime_idle_s
+        facts = {
+            "id": self.id,
+            "object": "realtime.session",
+            "expires_at": int(time.time() + limits.realtime_max_s),
+        }
+        self._dialect = RealtimeDialect(exchange, self.sent, facts, patch)
+        self._serving: asyncio.Task[Any] | None = None
+
+    async def serve(self, exchange: Exchange, socket: WebSocket) -> bool:
+        """Serve a connection until it ends, and return whether the session ends with it.
+
+        It does not if another connection has replaced this one, or if the connection was lost.
+        """
+        task = asyncio.current_task()
+        before, self._serving = self._serving, task
+        if before is not None:
+            before.cancel()
+        writer = asyncio.create_task(self._write(exchange, socket), name=f"events of {self.id}")
+        try:
+            await self._read(socket)
+        except asyncio.CancelledError:
+            if self._serving is not task:
+                await socket.close("replaced by another connection")
+                return False
+            return socket.is_closed_by_client
+        except TimedOut as error:
+            self._dialect.end(error)
+            await self._finish(socket, error)
+            return True
+        finally:
+            writer.cancel()
+            if self._serving is task:
+                self._serving = None
+        return True
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether a connection is served."""
+        return self._serving is not None
+
+    async def close(self) -> None:
+        """Cancel everything that runs."""
+        await self._dialect.conversation.close()
+
+    async def _read(self, socket: WebSocket) -> None:
+        while True:
+            left = self._ends - self._clock()
+            try:
+                async with asyncio.timeout(max(0.0, min(self._idle_s, left))):
+                    message = await socket.receive()
+            except TimeoutError:
+                is_old = self._clock() >= self._ends
+                why = "the session reached its maximum time" if is_old else f"no event came for {self._idle_s:g} s"
+                raise TimedOut(why, hint="begin a new session", code="session_expired") from None
+            await self._dialect.handle(message)
+            await asyncio.sleep(0)  # events that wait already would starve other sessions
+
+    async def _write(self, exchange: Exchange, socket: WebSocket) -> None:
+        try:
+            while True:
+                await socket.send((await self.sent.next()).decode())
+        except Stalled:
+            exchange.abort(drops=True)
+
+    async def _finish(self, socket: WebSocket, error: MstarError) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.sent.all_read()
+        await socket.close(error.code)

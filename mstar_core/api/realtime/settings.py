@@ -1,0 +1,54 @@
+"""Settings of a session and of one response. Immutable; a change replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mstar_core.api.parse.tools import SentTool
+from mstar_core.api.realtime.sound.formats import SoundFormat
+from mstar_core.api.realtime.sound.turn_detection import TurnRules
+from mstar_core.plugin.chat.turns import ToolChoice
+
+OutputKind = Literal["text", "audio"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptRules:
+    """Rules for transcripts of the user's sound. prompt: words that the sound may hold."""
+
+    language: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Treatment of a conversation that is longer than the context. keeps: share of its items that stay.
+
+    is_off: it is refused. keeps: None drops as few items as possible, from the oldest.
+    """
+
+    is_off: bool = False
+    keeps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealtimeSettings:
+    """Settings of responses and of input. tools: None for none. params: parameters of the model, unchecked.
+
+    limit: most output tokens, None for the model's own limit.
+    """
+
+    output: OutputKind
+    instructions: str = ""
+    voice: str | None = None
+    heard: SoundFormat = field(default_factory=SoundFormat)
+    spoken: SoundFormat = field(default_factory=SoundFormat)
+    turns: TurnRules | None = None
+    transcripts: TranscriptRules | None = None
+    tools: Sequence[SentTool] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    limit: int | None = None
+    truncation: Truncation = field(default_factory=Truncation)
+    params: Mapping[str, Any] = field(default_factory=dict)

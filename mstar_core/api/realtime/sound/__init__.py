@@ -1,0 +1,1 @@
+"""Sound of a realtime session: formats, resampling, the input buffer and the detection of turns."""

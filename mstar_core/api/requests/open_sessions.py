@@ -1,0 +1,95 @@
+"""Sessions that are open, with and without a connection. Owned by the service, used by /v1/realtime."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from mstar_core.errors import NotFound, Overloaded
+
+KEPT_S: Final = 60.0
+"""Time for which a session without a connection is kept."""
+
+
+class OpenSession(Protocol):
+    """A session. key: of its client."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class OpenSessions:
+    """Sessions by id. One without a connection ends after `kept_s`, or when another one needs its place."""
+
+    def __init__(self, most: int, kept_s: float = KEPT_S) -> None:
+        self.most = most
+        self.kept_s = kept_s
+        self._sessions: dict[str, OpenSession] = {}
+        self._left: dict[str, asyncio.TimerHandle] = {}  # of sessions without a connection, the oldest first
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def connected(self) -> int:
+        """Return the number of sessions that have a connection."""
+        return len(self._sessions) - len(self._left)
+
+    def check_room(self) -> None:
+        """Raise Overloaded if every place is taken by a session with a connection."""
+        if self.connected >= self.most:
+            raise Overloaded(f"{self.most} realtime sessions are open", hint="close one", code="session_limit")
+
+    def add(self, session: OpenSession) -> None:
+        """Hold a session that has a connection. Raises Overloaded."""
+        self.check_room()
+        if len(self._sessions) >= self.most:
+            self.end(next(iter(self._left)))
+        self._sessions[session.id] = session
+
+    def find(self, session_id: str, key: str) -> OpenSession:
+        """Return the session of an id that `key` began. Raises NotFound."""
+        session = self._sessions.get(session_id)
+        if session is None or session.key != key:
+            raise NotFound(
+                f"there is no session {session_id[:80]!r}",
+                hint=f"a session is kept {self.kept_s:g} s after its connection was lost; begin a new one",
+                code="session_not_found",
+                field="resume",
+            )
+        return session
+
+    def join(self, session: OpenSession) -> None:
+        """Note that a session has a connection again."""
+        timer = self._left.pop(session.id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def leave(self, session: OpenSession) -> None:
+        """Note that a session has lost its connection."""
+        if session.id in self._sessions:
+            self.join(session)
+            self._left[session.id] = asyncio.get_running_loop().call_later(self.kept_s, self.end, session.id)
+
+    def end(self, session_id: str) -> None:
+        """End a session, unless it has ended."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self.join(session)
+        task = asyncio.get_running_loop().create_task(session.close(), name=f"end of {session_id}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """End all sessions, and wait for their ends."""
+        for session_id in list(self._sessions):
+            self.end(session_id)
+        if self._closing:
+            await asyncio.wait(set(self._closing))
