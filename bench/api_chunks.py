@@ -1,11 +1,12 @@
-"""CPU time of the api per streamed chunk: two source trees in turn, or with and without recording; optionally by stage.
+"""CPU time of the api per streamed chunk: two source trees in turn, or with and without recording.
 
 Run from the repository root: `python bench/api_chunks.py [--against FOLDER | --recording] [--kind pcm] [--save NAME]`.
-Prints one JSON object. With --recording one of two apis records its responses, as beside a supervisor. The api is a separate process. A fake worker sends a chunk of 4,096 bytes to a quarter of the streams in
-one message over the real transport, and the next one when the clients, a third process, have received everything.
-Chunks therefore never merge into one write, which would make them cheaper on a busy machine. The measurement is the CPU
-time of the api process, in windows in which no request starts or ends. With --profile, py-spy (which must be installed)
-samples the api in one more window per tree and reports the shares of its stages.
+Prints one JSON object. With --recording one of two apis records its responses, as beside a supervisor. The api is a
+separate process. A fake worker sends a chunk of 4,096 bytes to a quarter of the streams in one message over the real
+transport, and the next one when the clients, a third process, have received everything. Chunks therefore never merge
+into one write, which would make them cheaper on a busy machine. The measurement is the CPU time of the api process, in
+windows in which no request starts or ends. With --profile, py-spy (which must be installed) samples the api in one more
+window per tree and reports the shares of its stages.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any, Final
 from bench.serving.deployment import Plan, Served
 from bench.serving.figures import ROOT, head
 from bench.soak.crowd import Crowd
-from bench.soak.killer import Killer
+from bench.soak.killer import KINDS, Killer
 from bench.soak.report import result, table
 from bench.soak.samples import sample_bodies
 from bench.soak.watch import Watch
@@ -66,12 +66,28 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.8, help="share of the measured capacity; default: 0.8")
     parser.add_argument("--cancelled", type=float, default=0.4, help="share of requests ended early; default: 0.4")
     parser.add_argument("--kill-s", type=float, default=60.0, help="seconds between kills; default: 60")
+    parser.add_argument(
+        "--kill",
+        type=kinds_of,
+        default=KINDS,
+        metavar="KINDS",
+        help=f"kinds of processes to kill, in this order; default: {','.join(KINDS)}",
+    )
     parser.add_argument("--restart-s", type=float, default=600.0, help="seconds between rolling restarts; default: 600")
     parser.add_argument("--lull-s", type=float, default=600.0, help="seconds between checks without load; default: 600")
     parser.add_argument("--sample-s", type=float, default=60.0, help="seconds between samples; default: 60")
     parser.add_argument("--seed", type=int, default=1, help="of the load; default: 1")
     parser.add_argument("--save", type=Path, help="file for the result as JSON")
     return parser.parse_args()
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """Return the kinds of processes that an option names. Raises ArgumentTypeError."""
+    kinds = tuple(text.split(","))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"unknown kind of process {kind!r}; choose from {', '.join(KINDS)}")
+    return kinds
 
 
 def told(options: argparse.Namespace) -> dict[str, Any]:
@@ -89,7 +105,7 @@ async def soak(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         crowds = [crowd_of(each, options) for each in served]
         for crowd in crowds:
             await crowd.measure(options.load / len(crowds))
-        killer = Killer(served)
+        killer = Killer(served, options.kill)
         await asyncio.to_thread(killer.ask_for_rolling)
         note(f"load: {', '.join(f'{crowd.name} {crowd.rate:.2f}/s' for crowd in crowds)}")
         watch = Watch(crowds, killer, time.monotonic())

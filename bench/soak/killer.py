@@ -18,16 +18,18 @@ BACK_S: Final = 120.0
 """Limit of the time until every process is ready again."""
 
 KINDS: Final = ("worker", "follower", "conductor", "api")
+"""Kinds of processes that can be killed."""
 
 
 @dataclass(slots=True)
 class Killer:
-    """Kills processes in turn: a worker of each deployment, then a follower, a conductor and an api.
+    """Kills processes of some kinds in turn: by default a worker of each deployment, a follower, a conductor, an api.
 
     deaths, restarts: a record of each. can_roll: whether `mstarctl restart` knows `--rolling`.
     """
 
     deployments: Sequence[Served]
+    kinds: Sequence[str] = KINDS
     deaths: list[dict[str, Any]] = field(default_factory=list)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     can_roll: bool = False
@@ -45,7 +47,7 @@ class Killer:
         while True:
             due += every_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            for _ in range(len(self.deployments) * len(KINDS)):
+            for _ in range(len(self.deployments) * len(self.kinds)):
                 served, kind = next(turn)
                 if await self._by_itself(self._kill, served, kind, began_s):
                     break
@@ -97,7 +99,7 @@ class Killer:
 
     def _in_turn(self) -> Iterator[tuple[Served, str]]:
         while True:
-            for kind in KINDS:
+            for kind in self.kinds:
                 for served in self.deployments:
                     yield served, kind
 
