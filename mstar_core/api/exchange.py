@@ -36,6 +36,9 @@ JSON = "application/json; charset=utf-8"
 DETACH: Final = "x-mstar-detach"
 """Header of a request that goes on without its connection."""
 
+UNREAD_S: Final = 2.0
+"""Limit of the time for which a body is still read after its response has ended."""
+
 PART_BYTES = 1 << 20
 """Size limit of one write. The transport copies whatever the socket does not accept, which blocks other streams."""
 
@@ -368,6 +371,26 @@ class Exchange:
             raise too_slow()
         await self.read()  # Sanic requires that the end is read
         return body.data
+
+    async def drop_body(self) -> None:
+        """Discard the rest of a body whose response has ended, and close the connection.
+
+        For a moment it is still read, because closing a connection with unread bytes can cost the client the response.
+        """
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                while await self.read() is not None:
+                    pass
+        except (TimeoutError, MstarError):
+            pass
+        finally:
+            self.leave_body()
+
+    def leave_body(self) -> None:
+        """Read no more of the body. The connection ends with the response."""
+        stream: Any = self.request.stream
+        if stream is not None and stream.request_body:
+            stream.request_body, stream.keep_alive = None, False
 
     def end_with_process(self) -> None:
         """Let the connection end with this process, because no other one can repeat the response."""

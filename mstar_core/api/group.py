@@ -1,7 +1,7 @@
 """The answers of one request: each runs as its own request, and the first failure cancels all of them.
 
-Created by routes with `n` or several prompts. Item 0 has the client's id. The other ids end in a slash and their
-number, which clients cannot send.
+Created by routes with `n`, several prompts, or text that arrives while it is spoken. Item 0 has the client's id. The
+other ids end in a slash and their number, which clients cannot send.
 """
 
 from __future__ import annotations
@@ -42,10 +42,20 @@ class Group:
     """Items that run concurrently. Read `pieces` to the end; `done` then holds the completion of each item."""
 
     def __init__(
-        self, service: Service, calls: Sequence[ParsedRequest], exchange: Exchange, count: int, workers: int
+        self,
+        service: Service,
+        calls: Sequence[ParsedRequest],
+        exchange: Exchange,
+        count: int,
+        workers: int,
+        *,
+        is_growing: bool = False,
     ) -> None:
-        """calls: one for each item, `count` for each prompt. workers: items that run at once."""
-        self.calls = calls
+        """calls: one for each item, `count` for each prompt. workers: items that run at once.
+
+        is_growing: more calls come with `run_arriving`.
+        """
+        self.calls = list(calls)
         self._count = count
         self.sessions: dict[int, Session] = {}
         self.done: dict[int, Completion] = {}
@@ -53,8 +63,9 @@ class Group:
         self._exchange = exchange
         self._delivery = exchange.delivery
         self._shared: dict[int, SharedInputs] = {}
-        self._queue: asyncio.Queue[GroupPart | Exception] = asyncio.Queue(PIECES * workers)
+        self._queue: asyncio.Queue[GroupPart | Exception | None] = asyncio.Queue(PIECES * workers)
         self._left = iter(range(len(calls)))
+        self._is_growing = is_growing
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -65,8 +76,8 @@ class Group:
 
     @property
     def is_done(self) -> bool:
-        """Return whether every item has ended."""
-        return len(self.done) == len(self.calls)
+        """Return whether every item has ended, and no other one can come."""
+        return not self._is_growing and len(self.done) == len(self.calls)
 
     @property
     def left_s(self) -> float:
@@ -96,6 +107,9 @@ class Group:
                 continue
             if isinstance(piece, Exception):
                 raise piece
+            if piece is None:
+                self._is_growing = False
+                continue
             if piece.done is not None:
                 self.done[piece.index] = piece.done
             if self._delivery is not None:
@@ -123,10 +137,27 @@ class Group:
         except Overloaded as error:
             await self._queue.put(error)
 
-    async def _has_run(self, index: int, place: Place | None) -> bool:
+    async def run_arriving(self, calls: AsyncIterator[ParsedRequest]) -> None:
+        """Run requests one after the other as they arrive, all in one place. A failure of `calls` is raised as theirs.
+
+        The deadline of each begins with its arrival.
+        """
+        try:
+            with self._service.admission.place(self._exchange.key) as place:
+                async for call in calls:
+                    index = len(self.calls)
+                    self.calls.append(item_of(call, index, index))
+                    if not await self._has_run(index, place, self._service.clock()):
+                        return
+        except Exception as error:  # noqa: BLE001 isolation boundary, as in `_has_run`
+            await self._queue.put(error)
+        else:
+            await self._queue.put(None)
+
+    async def _has_run(self, index: int, place: Place | None, started: float | None = None) -> bool:
         """Run one item to its end. A failure goes through the queue as well, and `pieces` raises it."""
         try:
-            await self._run(index, place)
+            await self._run(index, place, self._exchange.started if started is None else started)
         except Exception as error:  # noqa: BLE001 isolation boundary: one item
             raw = self.calls[index].raw
             await self._queue.put(error if raw is None else raw.renamed(error))
@@ -138,13 +169,13 @@ class Group:
         for shared in self._shared.values():
             shared.close()
 
-    async def _run(self, index: int, place: Place | None) -> None:
+    async def _run(self, index: int, place: Place | None, started: float) -> None:
         exchange = self._exchange
         shared = self._shared.setdefault(index // self._count, SharedInputs())
         async with self._service.open(
             self.calls[index],
             key=exchange.key,
-            started=exchange.started,
+            started=started,
             shared=shared,
             delivery=exchange.delivery,
             item=index,
@@ -185,6 +216,18 @@ async def open_prompts(exchange: Exchange, calls: Sequence[ParsedRequest], count
     items = [item_of(calls[index // count], index, index % count) for index in range(total)]
     group = Group(exchange.service, items, exchange, count, workers)
     async with _working(group, [group.run_in_place() for _ in range(workers)]):
+        yield group
+
+
+@asynccontextmanager
+async def open_arriving(exchange: Exchange, calls: AsyncIterator[ParsedRequest]) -> AsyncIterator[Group]:
+    """Run requests that arrive during the response, one after the other, as items of one group.
+
+    `calls` is read while the items run. Raises Overloaded before anything runs if no request would be admitted.
+    """
+    exchange.check_open()
+    group = Group(exchange.service, [], exchange, 1, 1, is_growing=True)
+    async with _working(group, [group.run_arriving(calls)]):
         yield group
 
 

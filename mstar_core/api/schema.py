@@ -632,6 +632,12 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     request_id: RequestId = None
 
 
+class SpeechText(msgspec.Struct, kw_only=True):
+    """Later line of a speech request in JSON lines."""
+
+    input: Annotated[str, Meta(description="more of the text")]
+
+
 class SpeechUsage(msgspec.Struct, kw_only=True):
     """Input and output tokens."""
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import PING, Exchange, event, streaming
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.http.json_lines import NDJSON
 from mstar_core.api.output.audio import audio_format, content_type
 from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.params import ParsedRequest, RequestParams
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
-from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
+from mstar_core.api.routes.sound_stream import Ending, SoundSource, send_sound, send_sound_events
+from mstar_core.api.routes.speech_lines import ending_body, read_lines, spoken_sentences
+from mstar_core.api.schema import SpeechRequest
 from mstar_core.api.service import Session
-from mstar_core.errors import MstarError, RequestError, TooLarge
+from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.sound_files import AudioFormat, Encoder, encode_whole, stream_encoder
+from mstar_core.plugin.surface import Audio
+from mstar_core.sound_files import AudioFormat, encode_whole
 
 
 def speech_kind(spec: ModelSpec) -> str:
@@ -28,40 +30,63 @@ def speech_kind(spec: ModelSpec) -> str:
     return "answer" if "chat" in spec.routes else "verbatim"
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
 async def speech(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
+    if exchange.content_type.partition(";")[0].strip().lower() == NDJSON:
+        await _speech_of_lines(exchange)
+        return None
     service = exchange.service
     body, rest = await read_body(exchange, SpeechRequest)
-    form = audio_format(body.response_format)
-    call = _call(exchange, body, rest)
-    exchange.keep_events(EVENTS if body.stream_format == "sse" else None)
+    call = _calls(exchange, body, rest)(body.input)
+    form, audio = audio_format(body.response_format), _begin(exchange, body)
     async with service.open(
         call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
     ) as session:
         exchange.warn(session.warnings)
-        exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
-        exchange.headers["X-Speech"] = speech_kind(service.model)
         if body.stream_format == "sse":
-            await _events(exchange, session, form)
+            await send_sound_events(exchange, _source(exchange, session), form, audio)
         elif body.stream:
-            await _stream(exchange, session, form)
+            await send_sound(exchange, _source(exchange, session), form, audio)
         else:
-            return await _whole(exchange, session, form)
+            return await _whole(exchange, session, form, audio)
     return None
 
 
-def _call(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> ParsedRequest:
+async def _speech_of_lines(exchange: Exchange) -> None:
+    """Speak the text of the body's lines while they arrive. The response is always a stream."""
+    if speech_kind(exchange.service.model) == "answer":
+        raise RequestError(
+            "this model answers a text and does not read it aloud",
+            hint="send the whole text as application/json",
+            field="Content-Type",
+        )
+    body, rest, texts = await read_lines(exchange)
+    form, audio = audio_format(body.response_format), _begin(exchange, body)
+    send = send_sound_events if body.stream_format == "sse" else send_sound
+    async with ending_body(exchange), spoken_sentences(exchange, texts, _calls(exchange, body, rest)) as source:
+        await send(exchange, source, form, audio)
+
+
+def _begin(exchange: Exchange, body: SpeechRequest) -> Audio:
+    """Set what the response says of its sound."""
+    spec = exchange.service.model
+    audio = spec.output("audio")
+    assert isinstance(audio, Audio)
+    exchange.keep_events(EVENTS if body.stream_format == "sse" else None)
+    exchange.headers["X-Sample-Rate"] = str(audio.rate)
+    exchange.headers["X-Speech"] = speech_kind(spec)
+    return audio
+
+
+def _calls(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> Callable[[str], ParsedRequest]:
+    """Return a function that makes the request of a text. Raises RequestError, NotFound."""
     spec = exchange.service.model
     check_name(exchange, body.model)
     voice = voice_of(spec, body.voice, "voice")
     params = openai_parsed(exchange, rest, speech_outputs(spec), {"voice": voice} if voice is not None else None)
     if body.instructions:
         params = replace(params, warnings=(*params.warnings, "instructions has no effect on this model"))
-    return spoken_call(exchange, body.input, params)
+    return lambda text: spoken_call(exchange, text, params)
 
 
 def spoken_call(exchange: Exchange, text: str, params: RequestParams) -> ParsedRequest:
@@ -84,78 +109,28 @@ def _input(text: str, limit: int) -> str:
     if len(text) > limit:
         raise TooLarge(
             f"input has {len(text)} characters, the limit is {limit}",
-            hint="split the text into several requests",
+            hint=f"split the text into several requests, or send it as lines of {NDJSON}",
             field="input",
             code="body_too_large",
         )
     return text
 
 
-async def _whole(exchange: Exchange, session: Session, form: AudioFormat) -> HTTPResponse:
+def _source(exchange: Exchange, session: Session) -> SoundSource:
+    async def pcm() -> AsyncIterator[bytes | None]:
+        async for ready in session.chunks():
+            yield b"".join([chunk.data for chunk in ready if chunk.modality == "audio"]) if ready else None
+
+    def end() -> Ending:
+        done = session.done()
+        return Ending(usage=done.usage, warnings=done.warnings)
+
+    return SoundSource(pcm=pcm(), end=end, left_s=lambda: session.live.deadline - exchange.service.clock())
+
+
+async def _whole(exchange: Exchange, session: Session, form: AudioFormat, audio: Audio) -> HTTPResponse:
     pcm = b"".join([chunk.data async for ready in session.chunks() for chunk in ready if chunk.modality == "audio"])
-    output = session.encoder
     done = session.done()
     exchange.warn(done.warnings)
-    file = await asyncio.to_thread(encode_whole, form, pcm, output.rate, output.channels)
-    return exchange.whole(file, content_type(form, output.rate, output.channels))
-
-
-async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> None:
-    kind = content_type(form, session.encoder.rate, session.encoder.channels)
-    try:
-        encoder = await _encoder(exchange, session, form)
-        async for data in _pieces(session, form, encoder):
-            if data is not None:
-                await exchange.write(data, kind, session.live.deadline - exchange.service.clock())
-        session.done()
-        await exchange.write(await _run(form, encoder.end), kind, is_last=True)
-    except MstarError as error:
-        if exchange.has_begun:  # an audio body cannot carry an error: only an aborted connection signals it
-            exchange.abort(drops=error.code == "stalled")
-        raise
-    await exchange.end()
-
-
-async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> None:
-    async with streaming(exchange):
-        encoder = await _encoder(exchange, session, form)
-        async for data in _pieces(session, form, encoder):
-            if data:
-                await exchange.send([_delta(data)], EVENTS, session.live.deadline - exchange.service.clock())
-            elif data is None:
-                await exchange.keep_alive(PING, EVENTS)
-        rest = await _run(form, encoder.end)
-        deltas = [_delta(rest)] if rest else []
-        done = session.done()
-        usage = done.usage
-        tokens = SpeechUsage(
-            input_tokens=usage["prompt_tokens"],
-            output_tokens=usage["completion_tokens"],
-            total_tokens=usage["total_tokens"],
-        )
-        last = event(SpeechDone(usage=tokens, warnings=list(done.warnings)))
-        await exchange.send([*deltas, last], EVENTS, is_last=True)
-
-
-def _delta(data: bytes) -> tuple[bytes]:
-    return event(SpeechDelta(audio=base64.b64encode(data).decode()))
-
-
-async def _encoder(exchange: Exchange, session: Session, form: AudioFormat) -> Encoder:
-    # A process that goes on with the response repeats the number.
-    serial = zlib.crc32(f"{exchange.request_id}/{exchange.created}".encode()) >> 1
-    return await _run(form, stream_encoder, form, session.encoder.rate, session.encoder.channels, serial)
-
-
-async def _pieces(session: Session, form: AudioFormat, encoder: Encoder) -> AsyncIterator[bytes | None]:
-    """Yield the encoded audio but for the encoder's last bytes, and None after each keep-alive interval without any."""
-    async for ready in session.chunks():
-        pcm = b"".join([chunk.data for chunk in ready if chunk.modality == "audio"])
-        data = await _run(form, encoder.push, pcm) if pcm else b""
-        if data or not ready:
-            yield data or None
-
-
-async def _run(form: AudioFormat, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of an encoder, on a thread if the format has a codec."""
-    return await asyncio.to_thread(call, *args, **kwargs) if form.codec else call(*args, **kwargs)
+    file = await asyncio.to_thread(encode_whole, form, pcm, audio.rate, audio.channels)
+    return exchange.whole(file, content_type(form, audio.rate, audio.channels))
