@@ -282,17 +282,17 @@ class Deployment:
     def has_ended(self) -> bool:
         return self.process is not None and self.process.poll() is not None
 
-    def admin(self, path: str, method: str = "GET") -> Any:
+    def admin(self, path: str, method: str = "GET", body: Mapping[str, Any] | None = None) -> Any:
         """Return a response of the admin socket."""
-        return self._asked(path, method).json()
+        return self._asked(path, method, body).json()
 
     def admin_text(self, path: str) -> str:
         """Return a response of the admin socket as text."""
         return self._asked(path, "GET").text
 
-    def _asked(self, path: str, method: str) -> httpx.Response:
+    def _asked(self, path: str, method: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run.admin_socket)), timeout=END_S) as client:
-            answer = client.request(method, f"http://admin{path}")
+            answer = client.request(method, f"http://admin{path}", json=body)
             answer.raise_for_status()
             return answer
 
