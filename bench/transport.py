@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,7 @@ HOST = "127.0.0.1"
 KEYS = "curve.json"
 AWAY = "away"
 INLINE_MOST = 1 << 20
+BUSY_S_PER_GB = 0.02
 BLOB_BYTES = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 CONTROL = b"e" + bytes(199)  # the size of a usual control message
 REMOTE_CONTROL = b"E" + CONTROL[1:]
@@ -183,8 +185,25 @@ def measure_hops(end: End, rounds: int) -> dict[str, object]:
     return {"ipc": microseconds(near), "tcp_curve": microseconds(far), "added_one_way_p50_us": round(added * 1e6, 1)}
 
 
-def measure_blobs(end: End, size: int, rounds: int) -> dict[str, object]:
-    """Fetch a lent tensor, and receive as many bytes inside a message."""
+def thread_cpu_s(pid: int) -> dict[str, float]:
+    """Return the CPU seconds so far of each thread of a process, by id and name. Source: Linux, schedstat."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            name = (task / "comm").read_text().strip()
+            found[f"{task.name} {name}"] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def busy_threads(before: dict[str, float], pid: int, size_bytes: int) -> dict[str, float]:
+    """Return the CPU seconds per GB of the threads of a process that used a core, by name, since `before`."""
+    spent = {key: value - before.get(key, 0.0) for key, value in thread_cpu_s(pid).items()}
+    rates = {key.partition(" ")[2]: round(1e9 * value / size_bytes, 3) for key, value in spent.items()}
+    return {name: rate for name, rate in rates.items() if rate >= BUSY_S_PER_GB}
+
+
+def measure_blobs(end: End, size: int, rounds: int, owner: int) -> dict[str, object]:
+    """Fetch a lent tensor, and receive as many bytes inside a message. owner: process id of the other end."""
     ref = msgspec.msgpack.decode(end.ask(b"b%d" % size), type=ShmTensor)
 
     def fetch() -> None:
@@ -198,6 +217,7 @@ def measure_blobs(end: End, size: int, rounds: int) -> dict[str, object]:
     fetch()
     fetches: list[float] = []
     inline: list[float] = []
+    before = thread_cpu_s(os.getpid()), thread_cpu_s(owner)
     for _ in range(max(5, min(rounds, BLOB_BYTES[-1] // size))):
         fetches += timed(1, fetch)
         if size <= INLINE_MOST:
@@ -205,6 +225,10 @@ def measure_blobs(end: End, size: int, rounds: int) -> dict[str, object]:
     results: dict[str, object] = {"size_bytes": size, "fetch": microseconds(fetches)}
     results["fetch_mb_per_s"] = round(size / statistics.median(fetches) / 1e6)
     results["fetch_best_mb_per_s"] = round(size / min(fetches) / 1e6)
+    if size > INLINE_MOST:
+        total = size * len(fetches)
+        results["reader_cpu_s_per_gb"] = busy_threads(before[0], os.getpid(), total)
+        results["owner_cpu_s_per_gb"] = busy_threads(before[1], owner, total)
     if inline:
         results["inline_round_trip"] = microseconds(inline)
     end.ask(b"r")
@@ -285,7 +309,7 @@ def main() -> None:
             result["one_way_200_bytes"] = measure_flood(end, arguments.messages, b"f")
             result["one_way_200_bytes_tcp_curve"] = measure_flood(end, arguments.messages, b"F")
             result["tensor"] = measure_tensors(end, arguments.tensor_mib << 20, 20)
-            result["blobs"] = [measure_blobs(end, size, arguments.blob_rounds) for size in BLOB_BYTES]
+            result["blobs"] = [measure_blobs(end, size, arguments.blob_rounds, server.pid) for size in BLOB_BYTES]
             end.courier.send("server", b"q")
             server.wait(WAIT_S)
         finally:

@@ -73,7 +73,11 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         times = asyncio.run(alternate(served, options))
         time.sleep(SETTLE_S)
         idle = idle_shares(served, options.idle_s)
-    figures = {name: {"first_audio_ms": spread(values), "idle_cores": idle[name]} for name, values in times.items()}
+        ends = {name: down_s(each) for name, each in served.items()}
+    figures = {
+        name: {"first_audio_ms": spread(values), "idle_cores": idle[name], "down_s": ends[name]}
+        for name, values in times.items()
+    }
     medians = [figures[name]["first_audio_ms"]["p50"] for name in served]
     return {"deployments": figures, "added_first_audio_ms": round(medians[1] - medians[0], 3)}
 
@@ -129,6 +133,15 @@ def idle_shares(served: dict[str, Served], seconds: float) -> dict[str, dict[str
         }
         shares[name] = {"all": round(sum(found.values()), 5), **found}
     return shares
+
+
+def down_s(served: Served) -> float:
+    """Return the seconds of `mstarctl down` without requests. Raises RuntimeError if it fails."""
+    begin = time.monotonic()
+    done = served.mstarctl("down", served.plan.name)
+    if done.returncode:
+        raise RuntimeError(f"mstarctl down failed: {done.stderr}")
+    return round(time.monotonic() - begin, 2)
 
 
 def cpu_s(served: Served) -> dict[str, float]:

@@ -118,8 +118,7 @@ class Child:
         """Start the next incarnation. Raises OSError or MstarError if there is no process.
 
         inherited: descriptors by the name of the option that tells the child their numbers. extra: further arguments.
-        takes_standby: whether a
-        standby process may become it.
+        takes_standby: whether a standby process may become it.
         """
         self.incarnation += 1
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
@@ -217,7 +216,7 @@ class Pace:
     within window_s. stacks_s: for a stuck child to write its stacks. cause_s: for other children to die of the same
     cause. standby_s: from ready to the start of a standby process, and standby_retry_s from the end of one that was not
     used. host_silence_s: silence of an agent after which its host is lost; host_retry_s: before the second, third ...
-    attempt to replace it.
+    attempt to replace it, and before the second, third ... restart for a broken link.
     """
 
     ping_s: float = 1.0

@@ -79,8 +79,9 @@ class PublishedSupervisor(Protocol):
 
 
 class StatePublisher:
-    """Keeps the hub up to date. Owned by the supervisor, which calls `refresh` ten times a second while
-    the hub is watched, and every two seconds otherwise. A reader of the state calls it first.
+    """Keeps the hub up to date. Owned by the supervisor, which calls `refresh` at the intervals of its pace.
+
+    Those that read the state without watching it call `refresh` first.
 
     `take`, `part` and `phase` handle messages and the end of children.
     """
