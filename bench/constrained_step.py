@@ -136,7 +136,7 @@ def _drawn(mask: np.ndarray, generator: np.random.Generator) -> int:
 
 def measure_steps(grammars: Grammars, form: ContentForm, streams: int, steps: int, figures: Figures, name: str) -> None:
     """Measure the time from the arrival of each step's ids until the next layers are launched."""
-    module, length = Still(), steps + 16
+    module, length = Still(), 2 * steps + 16
     settings = KVSettings(
         device=torch.device("cpu"),
         dtype=torch.float32,

@@ -29,8 +29,9 @@ def of_answer(
     tools: Sequence[Tool] = (),
     choice: ToolChoice | None = None,
     begins_open: bool = False,
+    most_thinking: int | None = None,
 ) -> str:
-    """Return the grammar of an answer. begins_open: the prompt ends within the thinking.
+    """Return the grammar of an answer. begins_open: the prompt ends within the thinking. most_thinking: its characters.
 
     With `content`, the answer is such a text, or calls if the choice is `auto`. Without, `required` and `named` admit
     calls alone, and `auto` any text in which what begins as a call is one. Thinking comes before what is held.
@@ -40,7 +41,7 @@ def of_answer(
     if content is None and choice.mode == "auto":
         assert form.tools is not None
         return _joined(["start: body", *free_rules(form.tools, tools, choice), SPACE])
-    rules = _thought(form, begins_open=begins_open)
+    rules = _thought(form, begins_open=begins_open, most=most_thinking)
     rules.append(f"body: {' | '.join((*(['content'] if content else []), *(['calls'] if has_calls else [])))}")
     if content is not None:
         rules.append(f"content: {_content(content)}")
@@ -57,15 +58,15 @@ def _joined(rules: Sequence[str]) -> str:
     return "\n".join([OPTIONS, *rules]) + "\n"
 
 
-def _thought(form: ChatFormat, *, begins_open: bool) -> list[str]:
-    """Return the rules of an answer with its thinking."""
+def _thought(form: ChatFormat, *, begins_open: bool, most: int | None) -> list[str]:
+    """Return the rules of an answer with its thinking, of so many characters. Its end then is all that may follow."""
     if form.reasoning is None:
         return ["start: body"]
     begin = "" if begins_open else f"{quoted(form.reasoning.begin)} "
     return [
         f"start: {'thought body' if begins_open else 'thought? body'}",
         f"thought: {begin}inner SPACE",
-        f"inner[suffix={quoted(form.reasoning.end)}]: /{ANY}/",
+        f"inner[suffix={quoted(form.reasoning.end)}]: /{ANY if most is None else f'(?s:.{{0,{most}}})'}/",
     ]
 
 

@@ -29,10 +29,17 @@ COMBINING: Final = frozenset(
 OPENING: Final = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties"))
 """Keywords that say which members an object has beside its `properties`, or that it needs some."""
 
+LEAST: Final = 1e-9
+"""Least distance of a number from an exclusive bound of zero."""
+
+BOUNDS: Final = (("minimum", "exclusiveMinimum", LEAST, max), ("maximum", "exclusiveMaximum", -LEAST, min))
+"""A bound, its exclusive form, what stands for one of zero, and which of two bounds holds."""
+
 
 def json_rule(schema: Mapping[str, Any], *, is_strict: bool) -> str:
     """Return the right side of a rule: JSON that obeys a schema. is_strict: a keyword without a grammar is an error."""
-    return f"%json {json.dumps({**closed(schema), 'x-guidance': OPTIONS if is_strict else LENIENT})}"
+    exact = apart_from_zero(closed(schema))
+    return f"%json {json.dumps({**exact, 'x-guidance': OPTIONS if is_strict else LENIENT})}"
 
 
 def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -47,6 +54,21 @@ def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     for node in _nodes(copy):
         if not node.keys() & OPENING and _names_all(node):
             node["additionalProperties"] = False
+    return copy
+
+
+def apart_from_zero(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema in which exclusive bounds of zero are bounds beside it.
+
+    The compiler admits 0 itself for an exclusive bound of zero if the other bound is a fraction.
+    """
+    copy: dict[str, Any] = json.loads(json.dumps(schema))
+    for node in _nodes(copy):
+        for bound, exclusive, beside, closest in BOUNDS:
+            if node.get(exclusive) == 0 and node[exclusive] is not False:  # a boolean in old drafts
+                del node[exclusive]
+                present = node.get(bound)
+                node[bound] = closest(present, beside) if isinstance(present, int | float) else beside
     return copy
 
 

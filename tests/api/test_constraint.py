@@ -14,7 +14,7 @@ from mstar_core.api.parse.constraint import MOST_BYTES, MOST_CHOICES, MOST_REGEX
 from mstar_core.plugin.chat.format import ChatFormat, ToolFormat
 from tests.api.conftest import Api, Started
 from tests.api.test_chat import HI, PATH
-from tests.api.test_chat_tools import ADD, ASK, HELD, MODEL, HeldParams, tool
+from tests.api.test_chat_tools import ADD, ASK, HELD, MODEL, OPEN, HeldParams, tool
 from tests.constraints.test_tool_calls import BYTES
 from tests.fakes.conductor import echo
 from tests.fakes.token_model import SPEC as TOKENS
@@ -107,6 +107,38 @@ async def test_beside_tools_the_answer_is_in_the_form_or_calls(started: Started)
             assert not admits(held, text), text
         none = await constraint(api, PATH, {**ASK, "tool_choice": "none", "choice": ["yes"]})
         assert admits(none, "yes") and not admits(none, call)
+
+
+async def test_thinking_leaves_room_for_what_is_held(started: Started) -> None:
+    """It ends after 2 characters per token of the limit, whether a form or calls follow it."""
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    forced = {"tools": [tool(parameters=NUMBER)], "tool_choice": "required"}
+    for model, begin in ((HELD, "<think>"), (replace(HELD, chat=OPEN.chat), "")):
+        async with started(echo, model=model) as api:
+            for fields, end in (({"regex": "[0-9]{2}"}, "12"), (forced, call)):
+                held = await constraint(api, PATH, {**HI, **fields, "max_tokens": 10})
+                for count in (0, 20):
+                    assert admits(held, f"{begin}{'é' * count}</think>{end}")
+                assert not admits(held, f"{begin}{'é' * 21}</think>{end}")
+                assert admits(held, f"{begin}</thin</think>{end}"), "what looks like an end is thinking"
+
+
+async def test_without_effort_what_is_held_has_no_thinking(started: Started) -> None:
+    for model in (HELD, replace(HELD, chat=OPEN.chat)):
+        async with started(echo, model=model) as api:
+            held = await constraint(api, PATH, {**HI, "regex": "[0-9]{2}", "reasoning_effort": "none"})
+            assert admits(held, "12") and not admits(held, "<think>a</think>12") and not admits(held, "a</think>12")
+            body = {"input": "hi", "text": {"format": OBJECT}, "reasoning": {"effort": "none"}}
+            assert not admits(await constraint(api, "/v1/responses", body), "<think>a</think>{}")
+
+
+async def test_a_form_that_is_slow_to_check_delays_no_other(started: Started) -> None:
+    async with started(echo, model=HELD) as api:
+        slow = asyncio.create_task(api.client.post(PATH, json={**HI, "response_format": schema(LOOP)}))
+        for number in range(3):
+            assert (await api.client.post(PATH, json={**HI, "choice": [f"a{number}"]})).status_code == 200
+            assert not slow.done()
+        assert (await slow).status_code == 400
 
 
 async def test_the_openai_client_parses_an_answer_into_its_model(started: Started) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -31,6 +31,9 @@ MOST_BYTES: Final = 128 << 10
 
 MOST_REGEX_BYTES: Final = 16 << 10
 MOST_CHOICES: Final = 1024
+THINKING_CHARS: Final = 2
+"""Characters of thinking for each token of the output limit. A token has about four, so thinking takes about half."""
+
 SCHEMA: Final = "response_format.json_schema.schema"
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 
@@ -161,19 +164,33 @@ def _check_bytes(field: str, text: str, most: int) -> None:
         )
 
 
+def output_limit(params: object) -> int | None:
+    """Return the output limit among the parameters of a request, None if the model has none."""
+    limit = getattr(params, "max_output_tokens", None)
+    return limit if isinstance(limit, int) else None
+
+
 async def constraint_of(
-    spec: ModelSpec, options: ChatOptions, asked: TextForm | None, grammars: GrammarChecks
+    spec: ModelSpec, options: ChatOptions, asked: TextForm | None, grammars: GrammarChecks, limit: int | None = None
 ) -> str | None:
-    """Return the grammar of an answer, None if it may be any text.
+    """Return the grammar of an answer, None if it may be any text. limit: its tokens, which bound its thinking.
 
     Raises RequestError, with the field, for what cannot be compiled.
     """
     if options.choice.mode in ("required", "named"):
         check_capability(spec, "structured_outputs", "tool_choice")
-    return await _held(spec.chat, options, asked, grammars)
+    form = spec.chat if options.thinks else replace(spec.chat, reasoning=None)
+    most = None if limit is None else THINKING_CHARS * limit
+    return await _held(form, options, asked, grammars, most)
 
 
-async def _held(form: ChatFormat, options: ChatOptions, asked: TextForm | None, grammars: GrammarChecks) -> str | None:
+async def _held(
+    form: ChatFormat,
+    options: ChatOptions,
+    asked: TextForm | None,
+    grammars: GrammarChecks,
+    most_thinking: int | None = None,
+) -> str | None:
     choice, tools = options.choice, options.tools
     is_forced = choice.mode in ("required", "named")
     has_calls = is_forced or (bool(tools) and choice.mode == "auto")
@@ -187,7 +204,10 @@ async def _held(form: ChatFormat, options: ChatOptions, asked: TextForm | None, 
         tools, choice = (), ToolChoice(mode="none")
     if asked is not None and (why := await grammars.problem(of_answer(ChatFormat(), content=content))):
         raise _form_refused(asked, why)
-    whole = of_answer(form, content=content, tools=tools, choice=choice, begins_open=options.begins_open)
+    begins_open = options.begins_open
+    whole = of_answer(
+        form, content=content, tools=tools, choice=choice, begins_open=begins_open, most_thinking=most_thinking
+    )
     problem = await grammars.problem(whole)
     if not problem:
         return whole

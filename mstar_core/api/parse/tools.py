@@ -36,13 +36,15 @@ class SentTool:
 class ChatOptions:
     """Options of an answer beside plain text. template: variables of the chat template.
 
-    begins_open: the prompt ends within the thinking. constraint: grammar that holds the calls, None without one.
+    begins_open: the prompt ends within the thinking. thinks: the answer may begin with thinking, if the template has
+    it. constraint: grammar that holds the answer, None without one.
     """
 
     tools: Sequence[Tool] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
     template: Mapping[str, Any] = field(default_factory=dict)
     begins_open: bool = False
+    thinks: bool = True
     constraint: str | None = None
 
 

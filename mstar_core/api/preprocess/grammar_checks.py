@@ -1,4 +1,4 @@
-"""Checks of grammars before their requests are accepted, in a process that is killed if the compiler takes too long.
+"""Checks of grammars before their requests are accepted, in processes that are killed if the compiler takes too long.
 
 The engine compiles a grammar within its worker, so it must receive none that stalls.
 """
@@ -18,6 +18,9 @@ CHECKER: Final = "mstar_core.constraints.checker:GrammarChecker"
 CHECK_S: Final = 30.0
 """Longest check on a busy machine. The checker ends its process sooner, by CPU time."""
 
+CHECKERS: Final = 2
+"""Processes, so that others go on beside a form that takes all of its time."""
+
 REMEMBERED: Final = 1024
 """Results kept. Most clients send the same schema with every request."""
 
@@ -25,7 +28,7 @@ TOO_SLOW: Final = "the compiler did not finish in time"
 
 
 class GrammarChecks:
-    """The process that checks, started by the first grammar, and its latest results. Owned by the service."""
+    """The processes that check, started by the first grammar, and their latest results. Owned by the service."""
 
     def __init__(self, *, make: MakeProcess = ProcessorProcess) -> None:
         self._make = make
@@ -51,7 +54,7 @@ class GrammarChecks:
         return problem
 
     async def _started(self) -> Pool:
-        pool = Pool(CHECKER, None, {}, job_s=CHECK_S, make=self._make)
+        pool = Pool(CHECKER, None, {}, size=CHECKERS, job_s=CHECK_S, make=self._make)
         try:
             await pool.start()
         except BaseException:
@@ -60,7 +63,7 @@ class GrammarChecks:
         return pool
 
     async def close(self) -> None:
-        """End the process. Safe to call twice."""
+        """End the processes. Safe to call twice."""
         start, self._start = self._start, None
         if start is None:
             return

@@ -188,7 +188,8 @@ def _options(exchange: Exchange, body: ResponsesRequest) -> ChatOptions:
     tools = read_tools(spec, tools_of(body), choice, OUTPUTS, exchange.limits.max_text_bytes)
     effort = body.reasoning.effort if body.reasoning is not None else None
     template, begins_open = read_effort(spec, effort, "reasoning.effort")
-    return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open)
+    thinks = effort != "none"
+    return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open, thinks=thinks)
 
 
 def _response(

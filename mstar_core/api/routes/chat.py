@@ -13,7 +13,7 @@ from mstar_core.api.exchange import PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
 from mstar_core.api.output.kept_events import EVENTS
-from mstar_core.api.parse.constraint import TextForm, constraint_of, read_text_form
+from mstar_core.api.parse.constraint import TextForm, constraint_of, output_limit, read_text_form
 from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs, constrained
@@ -78,7 +78,8 @@ async def chat_call(
     service = exchange.service
     try:
         async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
-            constraint = await constraint_of(service.model, options, asked, service.grammars)
+            limit = output_limit(params.params)
+            constraint = await constraint_of(service.model, options, asked, service.grammars, limit)
             if constraint is not None:
                 options = replace(options, constraint=constraint)
                 params = replace(params, params=constrained(params.params, constraint))
@@ -113,7 +114,8 @@ def _options(spec: ModelSpec, body: ChatRequest, outputs: Sequence[str], max_byt
             choice = ToolChoice(mode=mode or "auto", parallel=parallel)
     tools = read_tools(spec, sent, choice, outputs, max_bytes)
     template, begins_open = read_effort(spec, body.reasoning_effort, "reasoning_effort")
-    return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open)
+    thinks = body.reasoning_effort != "none"
+    return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open, thinks=thinks)
 
 
 def _outputs(spec: ModelSpec, body: ChatRequest) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from mstar_core.api.output.line_formats import (
     whole_outputs,
 )
 from mstar_core.api.output.usage import native_usage
-from mstar_core.api.parse.constraint import TextFormFields, constraint_of, read_text_form
+from mstar_core.api.parse.constraint import TextFormFields, constraint_of, output_limit, read_text_form
 from mstar_core.api.parse.media import decoded, part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params, constrained
 from mstar_core.api.parse.tools import ChatOptions, read_effort
@@ -103,7 +103,8 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     if asked is not None:
         _, begins_open = read_effort(spec, None, "reasoning_effort")
-        constraint = await constraint_of(spec, ChatOptions(begins_open=begins_open), asked, exchange.service.grammars)
+        options, limit = ChatOptions(begins_open=begins_open), output_limit(checked.params)
+        constraint = await constraint_of(spec, options, asked, exchange.service.grammars, limit)
         if constraint is not None:
             checked = dataclasses.replace(checked, params=constrained(checked.params, constraint))
     return checked.request(exchange.request_id, exchange.route, text=text, media=media, order=order, outputs=outputs)

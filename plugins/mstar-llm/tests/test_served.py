@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -10,6 +11,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from bench.families.schemas import proof_schemas
+from bench.schema_proof import prove_all
 from mstar_core.config.resolved import KVCacheConfig
 from tests.runtime.deployment import Deployment, Served
 
@@ -169,3 +172,12 @@ def test_an_answer_goes_on_after_its_worker_has_died(server: Deployment, client:
                     server.kill(server.pids()["worker-0"])
     assert "".join(parts) == wanted["function"]["arguments"]
     server.wait_again_ready(restarts + 1)
+
+
+def test_answers_that_end_obey_their_schemas(server: Deployment) -> None:
+    """A sample of `bench/schema_proof.py`, which asks for all with more seeds."""
+    schemas = proof_schemas()
+    sample = dict(random.Random(1).sample(sorted(schemas.items()), 30))
+    made = prove_all(server.url, sample, seeds=(0,))
+    assert [each for each in made if each.outcome in ("refused", "fault")] == []
+    assert sum(each.outcome == "obeys" for each in made) >= 25, "most end within the limit"
