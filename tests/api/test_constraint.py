@@ -17,6 +17,7 @@ from tests.api.test_chat import HI, PATH
 from tests.api.test_chat_tools import ADD, ASK, HELD, MODEL, OPEN, HeldParams, tool
 from tests.constraints.test_tool_calls import BYTES
 from tests.fakes.conductor import echo
+from tests.fakes.omni_model import SPEC
 from tests.fakes.token_model import SPEC as TOKENS
 from tests.fakes.token_model import serve
 
@@ -156,6 +157,20 @@ async def test_the_openai_client_parses_an_answer_into_its_model(started: Starte
         assert response.text is not None and response.text.format is not None
         echoed = response.text.format.to_dict()
         assert echoed == {**flat, "description": None}
+
+
+async def test_a_form_holds_text_that_is_spoken_but_no_image_and_no_audio_alone(started: Started) -> None:
+    everything = replace(SPEC, params=HeldParams, nodes=HELD.nodes)
+    async with started(echo, model=everything) as api:
+        body = {"text": "hi", "streaming": False, "regex": "[0-9]{2}"}
+        assert admits(await constraint(api, "/generate", {**body, "output_modalities": ["text", "audio"]}), "12")
+        for outputs, word in ((["text", "image"], "image"), (["audio"], "needs text"), (["image"], "needs text")):
+            answer = await api.client.post("/generate", json={**body, "output_modalities": outputs})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "unsupported_parameter") and "regex" in str(error), (
+                error
+            )
+            assert word in error["message"]
 
 
 LOOP = {"allOf": [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(40)]}

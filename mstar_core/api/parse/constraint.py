@@ -31,8 +31,15 @@ MOST_BYTES: Final = 128 << 10
 
 MOST_REGEX_BYTES: Final = 16 << 10
 MOST_CHOICES: Final = 1024
+SPOKEN: Final = frozenset(("text", "audio"))
+"""Outputs of an answer that is in a form. Its audio speaks the text; the text beside an image is thinking."""
+
+SMALL_VOCABULARY: Final = 10_000
 THINKING_CHARS: Final = 2
-"""Characters of thinking for each token of the output limit. A token has about four, so thinking takes about half."""
+"""Characters of thinking for each token of the output limit. A token has about four, so thinking takes about half.
+
+Of a small vocabulary a token has about one, and thinking a quarter of these characters.
+"""
 
 SCHEMA: Final = "response_format.json_schema.schema"
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
@@ -80,10 +87,12 @@ def read_text_form(
         other = found[1].field
         raise RequestError(f"{name} contradicts {other}", hint="send only one of them", field=other)
     check_capability(spec, "structured_outputs", name)
-    if tuple(outputs) != ("text",):
+    if "text" not in outputs or not SPOKEN.issuperset(outputs):
         raise RequestError(
-            f"{name} is not supported together with {', '.join(kind for kind in outputs if kind != 'text')}",
-            hint="ask for text alone",
+            f"{name} is not supported together with {', '.join(kind for kind in outputs if kind not in SPOKEN)}"
+            if "text" in outputs
+            else f"{name} needs text among the outputs",
+            hint="ask for text, or for text and audio",
             field=name,
             code="unsupported_parameter",
         )
@@ -180,8 +189,15 @@ async def constraint_of(
     if options.choice.mode in ("required", "named"):
         check_capability(spec, "structured_outputs", "tool_choice")
     form = spec.chat if options.thinks else replace(spec.chat, reasoning=None)
-    most = None if limit is None else THINKING_CHARS * limit
+    most = None if limit is None else _most_thinking(spec, limit)
     return await _held(form, options, asked, grammars, most)
+
+
+def _most_thinking(spec: ModelSpec, limit: int) -> int:
+    """Return the characters of thinking of an answer of up to `limit` tokens."""
+    sizes = [node.sampling.vocab or 0 for node in spec.nodes if node.sampling is not None and node.sampling.is_text]
+    most = THINKING_CHARS * limit
+    return most // 4 if 0 < max(sizes, default=0) <= SMALL_VOCABULARY else most
 
 
 async def _held(

@@ -122,6 +122,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         """Capture the step, and its masked draw as a graph behind it."""
         super().capture(cache)
         if self.masked is not None:
+            self.run()  # the draw is warmed up on logits that the layers have given
             self.masked.capture(cache)
 
     def warm_up(self) -> None:

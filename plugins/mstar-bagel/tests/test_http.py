@@ -245,6 +245,21 @@ def test_a_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI,
     assert [each.type for each in edited] == ["image_edit.partial_image", "image_edit.completed"]
 
 
+def test_a_form_holds_the_text_about_a_picture(client: openai.OpenAI, golden: Any) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(golden.png(next(iter(golden.images)))).decode()
+    content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "What is it?"}]
+    for effort in ("none", "low"):
+        answer = client.chat.completions.create(  # type: ignore[call-overload]
+            model="bagel",
+            messages=[{"role": "user", "content": content}],
+            reasoning_effort=effort,
+            max_tokens=120,
+            extra_body={"choice": ["a boat", "a house"], "seed": 3},
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "stop" and choice.message.content in ("a boat", "a house")
+
+
 def test_a_thought_comes_back_beside_its_image(client: openai.OpenAI) -> None:
     extra = {"think_mode": True, **SMALL}
     output = client.images.generate(model="bagel", prompt="a boat", extra_body=extra)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +205,26 @@ def test_a_call_that_must_come_obeys_its_schema(client: openai.OpenAI) -> None:
         assert 0 <= arguments["count"] <= 99 and arguments.keys() == {"shape", "count"}
 
 
+def test_a_form_holds_text_that_is_also_spoken(client: openai.OpenAI, server: Deployment) -> None:
+    forms: list[tuple[dict[str, Any], re.Pattern[str]]] = [
+        ({"regex": "[a-c]{4,9}!"}, re.compile("[a-c]{4,9}!")),
+        ({"choice": ["a red house", "the sea"]}, re.compile("a red house|the sea")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": NUMBERED}},
+            re.compile(r'\{\s*"n"\s*:\s*\d{1,2}\s*\}'),
+        ),
+    ]
+    for form, pattern in forms:
+        given = {"max_tokens": 100, "frequency_penalty": 2.0}
+        answer = speak(client, [TEXT], extra_body={**form, **LIMITS}, **given)
+        text, sound = heard(answer)
+        assert answer.choices[0].finish_reason == "stop" and pattern.fullmatch(text), text
+        assert len(sound)
+        other_text, other_sound = streamed(client, [TEXT], extra_body={**form, **LIMITS}, **given)
+        assert other_text == text and np.array_equal(other_sound, sound)
+    server.assert_clean()
+
+
 def test_speech_is_an_answer_and_a_transcription_is_text(client: openai.OpenAI, server: Deployment) -> None:
     spoken = client.audio.speech.create(
         model="qwen3_omni",
@@ -220,6 +241,16 @@ def test_speech_is_an_answer_and_a_transcription_is_text(client: openai.OpenAI, 
     server.assert_clean()
 
 
+NUMBERED = {
+    "name": "n",
+    "strict": True,
+    "schema": {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+}
 BROKEN = {
     "image": {"type": "image_url", "image_url": {"url": url("image/png", media.image(64, 48)[:60])}},
     "audio": {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF....").decode(), "format": "wav"}},
