@@ -798,8 +798,8 @@ class ClientSecretRequest(msgspec.Struct, kw_only=True):
 
     expires_after: ExpiresAfter | None = None
     session: Annotated[
-        dict[str, Any], Meta(description="fields that its sessions begin with, as in `session.update`")
-    ] = {}
+        dict[str, Any] | None, Meta(description="fields that its sessions begin with, as in `session.update`")
+    ] = None
     request_id: RequestId = None
 
 

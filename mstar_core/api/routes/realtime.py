@@ -113,8 +113,9 @@ async def client_secret(exchange: Exchange) -> HTTPResponse:
     for name in rest:
         raise RequestError(f"{name[:40]} does not exist", hint="omit it", field=name[:40], code="unknown_parameter")
     state = SessionState(exchange)
-    state.update(body.session)
+    session = body.session or {}
+    state.update(session)
     seconds = body.expires_after.seconds if body.expires_after is not None else SECRET_S
-    value, secret = exchange.service.client_secrets.create(exchange.key, seconds, body.session)
+    value, secret = exchange.service.client_secrets.create(exchange.key, seconds, session)
     shown = {**state.shown, "id": new_id("sess"), "object": "realtime.session"}
     return exchange.json(ClientSecretAnswer(value=value, expires_at=int(secret.expires), session=shown))
