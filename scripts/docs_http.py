@@ -31,6 +31,9 @@ LIMITS = (
     "realtime_max_sessions",
     "realtime_idle_s",
     "realtime_max_s",
+    "sessions_idle_s",
+    "sessions_ttl_s",
+    "sessions_max_count",
 )
 """Keys of `api` that limit requests."""
 

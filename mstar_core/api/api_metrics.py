@@ -57,6 +57,7 @@ class Metrics:
         self.inflight = metric(Gauge, "mstar_inflight")
         self.queue_depth = metric(Gauge, "mstar_queue_depth")
         self.pool_busy = metric(Gauge, "mstar_pool_busy")
+        self.sessions = metric(Gauge, "mstar_sessions")
 
     def count_tokens(self, usage: Mapping[str, Any]) -> None:
         """Count the tokens of a finished request."""

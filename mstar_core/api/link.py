@@ -38,7 +38,14 @@ from mstar_core.messages.life import (
     Telemetry,
 )
 from mstar_core.messages.names import API
-from mstar_core.messages.requests import CancelRequest, NewRequest, Reconcile, RequestFailed, RequestFinished
+from mstar_core.messages.requests import (
+    CancelRequest,
+    EndSession,
+    NewRequest,
+    Reconcile,
+    RequestFailed,
+    RequestFinished,
+)
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message
@@ -181,6 +188,13 @@ class Link:
             self._courier.send(CONDUCTOR, CancelRequest(handle=handle, why=why))
         except MstarError as error:
             log.error("a cancellation could not be sent: %s", error)
+
+    def end_session(self, name: str) -> None:
+        """Tell the conductor that a session has ended. Its lease otherwise ends with its time."""
+        try:
+            self._courier.send(CONDUCTOR, EndSession(session=name))
+        except MstarError as error:
+            log.error("the end of a session could not be sent: %s", error)
 
     def note_change(self) -> None:
         """Handle a change of requests, connections or levels: report a drain, pause or handover that has ended.

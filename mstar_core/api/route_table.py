@@ -38,7 +38,7 @@ from mstar_core.api.routes.deployment import (
 from mstar_core.api.routes.generate import generate
 from mstar_core.api.routes.images import image, image_edit
 from mstar_core.api.routes.realtime import client_secret, realtime
-from mstar_core.api.routes.request_state import cancel, events, request_state
+from mstar_core.api.routes.request_state import cancel, end_session, events, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
 from mstar_core.api.routes.speech import speech
@@ -62,6 +62,7 @@ from mstar_core.api.schema import (
     ChatRequest,
     ClientSecretAnswer,
     ClientSecretRequest,
+    DeletedSession,
     Generated,
     GenerateRequest,
     Health,
@@ -423,6 +424,15 @@ ROUTES: Final = (
         name="samples",
         answer=Samples,
         summary="Inputs that fit the model, with their files",
+    ),
+    HttpRoute(
+        method="DELETE",
+        path="/v1/sessions/<name:str>",
+        handler=end_session,
+        name="session_delete",
+        answer=DeletedSession,
+        summary="End a session of requests with `session_id`",
+        errors=(401, 404),
     ),
     HttpRoute(
         method="GET",

@@ -11,6 +11,12 @@ from mstar_core.plugin.chat.format import Effort
 
 ModelName = Annotated[str, Meta(description="any name of the served model")] | None
 FinishReason = Literal["stop", "length", "tool_calls"]
+SessionId = (
+    Annotated[
+        str, Meta(description="the client's id of a conversation, whose next request then reads only what is new")
+    ]
+    | None
+)
 RequestId = Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None
 
 
@@ -131,6 +137,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream: Annotated[bool, Meta(description="the same as streaming")] | None = None
     model_kwargs: Annotated[dict[str, Any], Meta(description="parameters of the model")] | None = None
     request_id: RequestId = None
+    session_id: SessionId = None
     stream_events: Annotated[
         Literal["data", "full"],
         Meta(description="`full` adds a start line, a done line, and `progress` and `partial_image` lines, if any"),
@@ -256,6 +263,14 @@ class AttemptState(msgspec.Struct, kw_only=True):
     attempt: int
     cause: str | None = None
     pause_s: float | None = None
+
+
+class DeletedSession(msgspec.Struct, kw_only=True):
+    """Confirmation that a session has ended."""
+
+    id: str
+    deleted: bool = True
+    object: Literal["session"] = "session"
 
 
 class RequestState(msgspec.Struct, kw_only=True):
@@ -481,6 +496,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
         None
     )
     request_id: RequestId = None
+    session_id: SessionId = None
 
 
 class AnswerAudio(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -36,6 +36,7 @@ from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
+from mstar_core.api.requests.sessions import AnswerRecord, ClientSession, SessionLimits, Sessions
 from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import DeploymentSpec
@@ -88,9 +89,10 @@ class Session:
         inputs: Inputs,
         delivery: Delivery | None = None,
         item: int | None = None,
+        record: Callable[[], None] | None = None,
     ) -> None:
         """delivery: of the response. item: number of the request among several of one response, whose writer reports
-        what was written; None for a request whose reader writes.
+        what was written; None for a request whose reader writes. record: called once its text is whole.
         """
         self.call = call
         self.live = live
@@ -103,6 +105,7 @@ class Session:
         self._ending: RequestFinished | None = None
         self._delivery = delivery
         self._item = item
+        self._record = record
         self._gate = UnitGate() if delivery is None else delivery.gate(item or 0)
 
     @property
@@ -167,6 +170,8 @@ class Session:
     def done(self) -> Completion:
         """Return the completion of the request and count its tokens. Call it once, after all chunks were read."""
         assert self._ending is not None
+        if self._record is not None and not self.encoder.is_stopped:
+            self._record()
         prompt = self._inputs.prompt_tokens
         media: Counter[str] = Counter()
         for segment in self._inputs.segments:
@@ -260,6 +265,11 @@ class Service:
         )
         self.client_secrets = ClientSecrets()
         self.sessions = OpenSessions(api.realtime_max_sessions)
+        self.client_sessions = Sessions(
+            SessionLimits(idle_s=api.sessions_idle_s, ttl_s=api.sessions_ttl_s, most=api.sessions_max_count),
+            clock,
+            link.end_session,
+        )
         self.burst = WriteBatch()
         self.telemetry = RequestTelemetry(clock, self._why_waiting)
         self.telemetry.on_end = metrics.ended
@@ -271,6 +281,7 @@ class Service:
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
         metrics.realtime_sessions.set_function(lambda: len(self.sessions))
+        metrics.sessions.set_function(lambda: len(self.client_sessions))
 
     def reconfigure(self, deployment: DeploymentSpec) -> None:
         """Take a deployment with other keys or limits. Requests in flight and in the queue stay."""
@@ -299,6 +310,7 @@ class Service:
             **{what: self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "pool_busy": self.pool.busy,
             "bodies_bytes": self.held.size_bytes,
+            "sessions": len(self.client_sessions),
             "tensors_lent": self.link.loans,
             "sent_bytes": self.link.sent_bytes,
         }
@@ -359,15 +371,22 @@ class Service:
             self._noted(live, call),
             self.admission.place(key) if place is None else used(place) as place,
             self._open_queue(live) as output_queue,
+            self.client_sessions.request(key, call.session) as talk,
         ):
+            if talk is not None:
+                call = dataclasses.replace(call, turns=talk.with_known_ids(call.turns, call.texts))
             if delivery is not None:
                 self._go_on(live, call, delivery, item or 0)
             refs: list[TensorRef] = []
             try:
                 inputs = await self._prepared(call, place, live, shared)
                 self.metrics.queue_s.observe(self.clock() - live.started)
-                await self._begin(call, live, inputs, refs)
+                await self._begin(call, live, inputs, refs, talk)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
+                record = None
+                if talk is not None and detokenizer is not None:
+                    detokenizer = answer = AnswerRecord(detokenizer)
+                    record = partial(talk.remember, answer)
                 stops = StopStrings(call.stops) if call.stops else None
                 encoder = OutputEncoder(
                     self.model,
@@ -383,7 +402,7 @@ class Service:
                 if delivery is not None and item is None:
                     encoder.first_at, encoder.first_sound_at = delivery.firsts
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
-                yield Session(self, call, live, output_queue, encoder, inputs, delivery, item)
+                yield Session(self, call, live, output_queue, encoder, inputs, delivery, item, record)
             finally:
                 self.link.release(refs)
 
@@ -451,21 +470,35 @@ class Service:
         live.state = "running"
         self.telemetry.admitted(live)
 
-    async def _begin(self, call: ParsedRequest, live: LiveRequest, inputs: Inputs, refs: list[TensorRef]) -> None:
+    async def _begin(
+        self,
+        call: ParsedRequest,
+        live: LiveRequest,
+        inputs: Inputs,
+        refs: list[TensorRef],
+        session: ClientSession | None,
+    ) -> None:
         """Submit a request once there is room for its inputs, which other requests free when they end."""
         arrays = [*inputs.arrays.values(), *(array for segment in inputs.segments for array in segment.arrays.values())]
         while True:
             if not self.link.has_room(arrays):
                 await live.until(self.link.wait_for_room(arrays), self.clock)
             try:
-                self._submit(call, live, inputs, refs)
+                self._submit(call, live, inputs, refs, session)
             except ArenaFull:  # others took the room in between
                 self.link.release(refs)
                 refs.clear()
             else:
                 return
 
-    def _submit(self, call: ParsedRequest, live: LiveRequest, inputs: Inputs, refs: list[TensorRef]) -> None:
+    def _submit(
+        self,
+        call: ParsedRequest,
+        live: LiveRequest,
+        inputs: Inputs,
+        refs: list[TensorRef],
+        session: ClientSession | None,
+    ) -> None:
         def lend(arrays: Any) -> dict[str, TensorRef]:
             lent = {}
             for name, array in arrays.items():
@@ -494,6 +527,8 @@ class Service:
             salt=self._salt(live.key, live.adapter),
             is_journaled=not unresumable,
             adapter=live.adapter,
+            session="" if session is None else session.name,
+            lease_s=0.0 if session is None else session.lease_s,
         )
         self.link.attempts.begin(live, request, unresumable)
 

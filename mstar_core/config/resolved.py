@@ -318,6 +318,15 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, ConfigKey("Seconds without an event of the client after which a realtime session ends.", gt=0, le=86400)
     ] = 600.0
     realtime_max_s: Annotated[float, ConfigKey("Maximum seconds of a realtime session.", gt=0, le=86400)] = 3600.0
+    sessions_idle_s: Annotated[
+        float, ConfigKey("Seconds after the last request of a session until it ends.", gt=0, le=86400)
+    ] = 600.0
+    sessions_ttl_s: Annotated[
+        float, ConfigKey("Seconds after the first request of a session until it ends.", gt=0, le=31_536_000)
+    ] = 86400.0
+    sessions_max_count: Annotated[
+        int, ConfigKey("Most sessions; beyond it the one that was idle for longest ends.", ge=1, le=1_048_576)
+    ] = 1024
     tls_cert: Annotated[
         str | None, ConfigKey("PEM file with the certificate; the api then serves HTTPS only.", is_reread=True)
     ] = None

@@ -38,7 +38,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     that the deployment suffers from, none once it is ready again or was stopped. cordoned: ranks whose replicas get no
     new requests. last_failure: the last one, also after
     it is over: name, message, detail, time (seconds since the epoch) and log. hosts: number of hosts, 0 for the
-    supervisor's alone.
+    supervisor's alone. sessions: those of clients that have not ended.
     """
 
     name: str
@@ -79,6 +79,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     pages_used: int = 0
     pages_total: int = 0
     preempted: int = 0
+    sessions: int = 0
     cause: dict[str, Any] | None = None
     last_failure: dict[str, Any] | None = None
 

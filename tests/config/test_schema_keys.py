@@ -103,6 +103,10 @@ ACTS: Final[dict[str, str]] = {
         f"api.responses_{key}": "tests/api/test_responses.py::test_limits_of_the_store_reach_it"
         for key in ("ttl_s", "max_count", "max_bytes")
     },
+    **{
+        f"api.sessions_{key}": "tests/api/test_sessions.py::test_limits_of_the_deployment_reach_the_sessions"
+        for key in ("idle_s", "ttl_s", "max_count")
+    },
     "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.cors_origins": "tests/api/test_access.py::test_named_origins_may_call_and_others_may_not",

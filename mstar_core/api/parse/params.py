@@ -63,7 +63,7 @@ class ParsedRequest:
 
     texts, turns, chat: chat only. raw: a prompt without a template; its text is `text`. observation: a robot message,
     in place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
-    client's control loop, None if it names none.
+    client's control loop, None if it names none. session: the client's id of its session, empty without one.
     """
 
     request_id: str
@@ -83,6 +83,7 @@ class ParsedRequest:
     seed: int
     timeout_s: float
     loop: ControlLoop | None = None
+    session: str = ""
     warnings: tuple[str, ...] = ()
 
 

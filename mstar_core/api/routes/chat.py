@@ -19,7 +19,15 @@ from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_outputs, constrained
 from mstar_core.api.parse.tools import ChatOptions, SentTool, read_effort, read_tools
 from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
-from mstar_core.api.routes.fields import answered_name, check_count, check_name, openai_parsed, read_body, voice_of
+from mstar_core.api.routes.fields import (
+    answered_name,
+    check_count,
+    check_name,
+    check_session,
+    openai_parsed,
+    read_body,
+    voice_of,
+)
 from mstar_core.api.schema import ChatMessage, ChatRequest, NamedToolChoice
 from mstar_core.api.text.answers import AnswerReader, answer_readers
 from mstar_core.errors import RequestError, TimedOut
@@ -58,7 +66,9 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     count = chat_logprobs(spec, body.top_logprobs, is_wanted=body.logprobs)
     params = replace(params, params=with_logprobs(params.params, count))
-    return await chat_call(exchange, body.messages, outputs, options, params, asked)
+    session = check_session(body.session_id)
+    call = await chat_call(exchange, body.messages, outputs, options, params, asked)
+    return replace(call, session=session)
 
 
 async def chat_call(

@@ -22,6 +22,7 @@ from mstar_core.api.parse.params import (
     drop_unsupported,
     openai_params,
 )
+from mstar_core.api.requests.registry import check_request_id
 from mstar_core.errors import NotFound, RequestError, did_you_mean
 from mstar_core.plugin.params import param_specs, parse_bool
 from mstar_core.plugin.spec import ModelSpec
@@ -206,6 +207,15 @@ def check_name(exchange: Exchange, requested: object) -> None:
             code="model_not_found",
             field="model",
         )
+
+
+def check_session(session_id: object) -> str:
+    """Return the client's id of a session, empty without one. Raises RequestError."""
+    if session_id is None:
+        return ""
+    if not isinstance(session_id, str):
+        raise RequestError("session_id must be a string", field="session_id")
+    return check_request_id(session_id, "session_id")
 
 
 def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | None = None) -> ParamRules:

@@ -25,7 +25,7 @@ from mstar_core.api.parse.constraint import TextFormFields, constraint_of, outpu
 from mstar_core.api.parse.media import decoded, part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params, constrained
 from mstar_core.api.parse.tools import ChatOptions, read_effort
-from mstar_core.api.routes.fields import check_name, json_or_text, rules_of, typed
+from mstar_core.api.routes.fields import check_name, check_session, json_or_text, rules_of, typed
 from mstar_core.api.schema import GenerateRequest
 from mstar_core.api.service import Completion, Session
 from mstar_core.errors import RequestError, TooLarge
@@ -88,6 +88,7 @@ def _options_of(exchange: Exchange, form: Form) -> GenerateOptions:
 async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     spec, fields = exchange.service.model, form.fields
     check_name(exchange, fields.get("model"))
+    session = check_session(fields.get("session_id"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
     sent = _sent_params(fields)
     asked = read_text_form(spec, _asked_fields(fields, sent), outputs)
@@ -107,7 +108,8 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
         constraint = await constraint_of(spec, options, asked, exchange.service.grammars, limit)
         if constraint is not None:
             checked = dataclasses.replace(checked, params=constrained(checked.params, constraint))
-    return checked.request(exchange.request_id, exchange.route, text=text, media=media, order=order, outputs=outputs)
+    call = checked.request(exchange.request_id, exchange.route, text=text, media=media, order=order, outputs=outputs)
+    return dataclasses.replace(call, session=session)
 
 
 def _sent_params(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}, its events, and POST /v1/requests/{id}/cancel: requests by their ids."""
+"""GET /v1/requests/{id}, its events, its cancellation, DELETE /v1/sessions/{id}: requests and sessions by their ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mstar_core.api.exchange import PING, Exchange
 from mstar_core.api.output.kept_events import EVENTS, EventLog
 from mstar_core.api.output.line_formats import LINES, NDJSON, pieces
 from mstar_core.api.requests.registry import LiveRequest, ReceivingRequest
+from mstar_core.api.schema import DeletedSession
 from mstar_core.errors import MstarError, NotFound, RequestError
 
 MOST_DIGITS: Final = 15
@@ -103,3 +104,10 @@ def unknown() -> NotFound:
         hint="finished requests are remembered only for a while",
         code="request_not_found",
     )
+
+
+async def end_session(exchange: Exchange) -> HTTPResponse:
+    """End a session: its ids are forgotten, and its pages are no longer kept. Raises NotFound."""
+    session_id = exchange.path_name
+    exchange.service.client_sessions.delete(exchange.key, session_id)
+    return exchange.json(DeletedSession(id=session_id))

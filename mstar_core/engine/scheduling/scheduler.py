@@ -236,6 +236,9 @@ class Scheduler:
 
     def end_lease(self, session: str) -> None:
         """See NodeRunner."""
+        for request in self._requests.requests.values():
+            if request.session == session:
+                request.session = ""
         if self._memory.prefixes is not None:
             self._memory.prefixes.leases.release(session)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,6 +46,8 @@ class Turn:
 
     reasoning: thinking of an earlier answer. calls: those that an earlier answer made. call_id, name: of the call that
     a turn of the role `tool` answers; the name is that of the function, if it is known.
+    ids: those that the model generated for the text of this turn, if it is an answer of the same session. A processor
+    that uses them in place of the text repeats the answer exactly, see `generated_ids`.
     """
 
     role: Role
@@ -54,3 +56,15 @@ class Turn:
     calls: Sequence[ToolCall] = ()
     call_id: str = ""
     name: str = ""
+    ids: Sequence[int] = ()
+
+
+def generated_ids(turn: Turn, control: Container[int]) -> list[int]:
+    """Return the ids that the model generated for the text of an answer, without those that ended it.
+
+    control: ids of control tokens. Empty if the ids are not known, or if control tokens are among them.
+    """
+    ids = list(turn.ids)
+    while ids and ids[-1] in control:
+        ids.pop()
+    return [] if any(value in control for value in ids) else ids

@@ -482,6 +482,7 @@ class StatePublisher:
             pages_used=sum(node.pages_used for node in nodes.values()),
             pages_total=sum(node.pages_total for node in nodes.values()),
             preempted=sum(node.preempted for node in nodes.values()),
+            sessions=int(values.get(f"{API}.sessions", 0)),
             cause=None if view.cause is None else {k: v for k, v in view.cause.items() if k != "traceback"},
             last_failure=view.last_failure,
         )

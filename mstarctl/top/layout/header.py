@@ -142,6 +142,8 @@ def _sums(view: View, size: int) -> list[Line]:
         ttft = line((f"{name} p50 ", "dim"), (p50, "value"), (" p99 ", "dim"), (p99, "value"), (" ms", "dim"))
     else:
         ttft = line((f"{name} ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
+    if wide and head.sessions:
+        load = load + line((f"  {head.sessions}", "value"), (" sessions" if head.sessions > 1 else " session", "dim"))
     sums = [load, ttft, *(_loop(view) if is_whole else [])]
     if head.tokens_s:
         sums.append(line(("tokens " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim")))

@@ -14,7 +14,7 @@ import pytest
 from bench.families.schemas import proof_schemas
 from bench.schema_proof import prove_all
 from mstar_core.config.resolved import KVCacheConfig
-from tests.runtime.deployment import Deployment, Served
+from tests.runtime.deployment import Deployment, Served, until
 
 LLM = Served(
     model="llm", plugin="llm", nodes=("LLM",), settings={"max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=1024)}
@@ -22,6 +22,8 @@ LLM = Served(
 CHAT: Final = "/v1/chat/completions"
 SEEDS: Final = range(3)
 LIMIT_S: Final = 120
+PAGE: Final = 16
+"""Tokens of a cache page, the default."""
 
 
 def tool(name: str, *, strict: bool = True, **properties: Any) -> dict[str, Any]:
@@ -149,10 +151,37 @@ def test_constrained_and_plain_answers_in_one_batch_are_those_of_each_alone(clie
     assert together == alone
 
 
+def leased(client: httpx.Client) -> float:
+    """Return the pages that sessions lease."""
+    (line,) = [each for each in client.get("/metrics").text.splitlines() if 'node="LLM",state="leased"' in each]
+    return float(line.split()[-1])
+
+
 def _told(choice: dict[str, Any]) -> list[Any]:
     """Return what an answer says, without the ids of its calls."""
     calls = choice["message"].get("tool_calls") or []
     return [choice["finish_reason"], choice["message"]["content"], [call["function"] for call in calls]]
+
+
+def test_the_next_turn_of_a_session_reads_only_what_is_new(server: Deployment, client: httpx.Client) -> None:
+    """The miniature's noise is tokenized otherwise than it was generated, so its ids must come from the session."""
+    messages, known, cached, session = list[dict[str, Any]](), 0, list[int](), {"session_id": "talk"}
+    for turn, question in enumerate(("How much is one and two?", "And three?", "Are you sure about it?")):
+        messages.append({"role": "user", "content": question})
+        body = {**ASK, "tools": None, "messages": messages, "max_tokens": 40, "seed": turn, "ignore_eos": True}
+        plain = client.post(CHAT, json=body).json()
+        answer = client.post(CHAT, json={**body, **session}).json()
+        usage = answer["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached[-1] >= known // PAGE * PAGE
+        known = usage["prompt_tokens"] + usage["completion_tokens"] - 1
+        if not turn:
+            assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    assert cached[2] > cached[1] > 0
+    until(lambda: leased(client) >= known // PAGE, "a lease is reported")
+    assert client.delete("/v1/sessions/talk").status_code == 200
+    until(lambda: leased(client) == 0, "the lease ends with its session")
 
 
 def test_an_answer_goes_on_after_its_worker_has_died(server: Deployment, client: httpx.Client) -> None:

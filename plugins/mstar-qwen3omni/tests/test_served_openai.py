@@ -300,3 +300,26 @@ def test_more_media_than_the_context_holds_is_refused_with_both_numbers(client: 
 def test_generate_and_the_models_list_name_the_model(server: Deployment) -> None:
     listed = httpx.get(f"{server.url}/v1/models", timeout=30).json()
     assert "qwen3_omni" in {entry["id"] for entry in listed["data"]}
+
+
+def test_the_next_turn_of_a_session_reads_only_what_is_new(client: openai.OpenAI) -> None:
+    """Text, then a sound; the answers before are found by their ids, the sound by its content."""
+    messages: list[Any] = []
+    known, parts = 0, 1
+    for turn, content in enumerate(([TEXT], [SOUND, TEXT], [TEXT])):
+        messages.append({"role": "user", "content": content})
+        answer = client.chat.completions.create(
+            model="qwen3_omni",
+            messages=messages,
+            max_tokens=30,
+            seed=SEED + turn,
+            extra_body={"session_id": "talk"},
+        )
+        usage = answer.usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        # Up to a page is read again before each medium and behind it, and at the end.
+        assert (usage.prompt_tokens_details.cached_tokens or 0) > known - PAGE * parts
+        parts += 2 if SOUND in content else 0
+        known = usage.prompt_tokens + usage.completion_tokens - 1
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+    assert known > 120

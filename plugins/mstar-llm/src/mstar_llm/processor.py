@@ -12,9 +12,10 @@ import numpy as np
 
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import RequestError, WeightsError
+from mstar_core.plugin.chat.marks import encoded_with, with_marks
 from mstar_core.plugin.chat.template import ChatTemplate, function_of, message_of
 from mstar_core.plugin.chat.template_form import chat_format, named_tokens, read_template
-from mstar_core.plugin.chat.turns import Turn
+from mstar_core.plugin.chat.turns import Turn, generated_ids
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.plain_text import ByteDetokenizer
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
@@ -133,13 +134,17 @@ class Processor:
         turns: Sequence[Turn] = request.turns or (Turn(role="user", order=tuple(request.order)),)
         guard = self.tokenizer.guarded
         shows_tools = request.tool_choice.mode != "none"
-        prompt = self._template.render(
-            [message_of(turn, _content(request, turn), guard) for turn in turns],
-            [function_of(tool, guard) for tool in request.tools] if shows_tools else [],
-            request.template,
-        )
+        messages = [message_of(turn, _content(request, turn), guard) for turn in turns]
+        tools = [function_of(tool, guard) for tool in request.tools] if shows_tools else []
         # The template writes the control tokens itself, such as the first one of a text.
-        return self.tokenizer.encode(prompt, adds_special=False)
+        encode = partial(self.tokenizer.encode, adds_special=False)
+        ends = {*self.tokenizer.control, *self._config.stop_ids}
+        answers = {place: ids for place, turn in enumerate(turns) if (ids := generated_ids(turn, ends))}
+        if answers:
+            marked = self._template.render(with_marks(messages, answers), tools, request.template)
+            if (repeated := encoded_with(marked, answers, encode)) is not None:
+                return repeated
+        return encode(self._template.render(messages, tools, request.template))
 
     def _checked(self, ids: Sequence[int], field: str = "prompt_token_ids") -> list[int]:
         vocab = self._config.vocab

@@ -123,9 +123,7 @@ class Processor:
     def tokenizer(self) -> TextTokenizer:
         """The checkpoint's tokenizer, read at first use, because `prompt_token_ids` needs none."""
         if self._tokenizer is None:
-            ids = self._config.ids
-            control = [getattr(ids, name) for name in ids.__slots__ if name not in ("system", "user", "assistant")]
-            self._tokenizer = read_tokenizer(self._folder, control)
+            self._tokenizer = read_tokenizer(self._folder, sorted(self._config.ids.control))
         return self._tokenizer
 
     # -- prompt -------------------------------------------------------------------------------------------------------

@@ -133,6 +133,12 @@ class TextIds:
     tts_bos: int = 151672
     tts_eos: int = 151673
 
+    @property
+    def control(self) -> frozenset[int]:
+        """Control tokens; the others are the words of roles."""
+        roles = ("system", "user", "assistant")
+        return frozenset(getattr(self, name) for name in self.__slots__ if name not in roles)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecIds:

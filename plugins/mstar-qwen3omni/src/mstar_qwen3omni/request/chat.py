@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.errors import RequestError
-from mstar_core.plugin.chat.turns import Tool, ToolCall, Turn
+from mstar_core.plugin.chat.turns import Tool, ToolCall, Turn, generated_ids
 from mstar_qwen3omni.checkpoint.config import TextIds
 from mstar_qwen3omni.request.media import Media
 
@@ -81,7 +81,11 @@ class ChatLayout:
         for number, turn in enumerate(turns):
             if role == "tool":
                 text += "\n<tool_response>\n" if number else "<tool_response>\n"
-            text = self._parts(prompt, turn, text)
+            if answer := generated_ids(turn, self._ids.control):
+                prompt.ids += [*self._encode(text), *answer]
+                text = ""
+            else:
+                text = self._parts(prompt, turn, text)
             text += "\n</tool_response>" if role == "tool" else _calls_text(turn.calls, has_text=bool(turn.order))
         text += tail
         prompt.ids += self._encode(text) if text else ()
