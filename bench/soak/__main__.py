@@ -46,7 +46,7 @@ def main() -> int:
         shutil.rmtree(scratch, ignore_errors=True)
     if options.save is not None:
         options.save.parent.mkdir(parents=True, exist_ok=True)
-        options.save.write_text(json.dumps(without_folders(report), indent=1) + "\n")
+        options.save.write_text(json.dumps(without_folders(report), separators=(",", ":")) + "\n")
     print(table(report), flush=True)
     return 1 if report["failures"] else 0
 
