@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import mstar_qwen3omni
+from mstar_qwen3omni.world import ANSWERS
 from tests.outside.environment import FOLDER, Environment, node_environment, python_environment, source_of, wheel_of
 from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
@@ -30,6 +32,22 @@ TEXT, MINI, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2 = (
     "pi05:mini",
     "vjepa2_ac:mini",
 )
+PIPECAT, LIVEKIT = "1.14.0", "1.8.9"
+QUESTION = Path(mstar_qwen3omni.__file__).with_name("checkpoint") / "mini" / "seven.wav"
+RECOGNIZER = ("pocketsphinx>=5,<6", "soxr>=1,<2", "numpy>=2,<3")
+REALTIME_CLIENTS = (
+    ("openai", OPENAI, "openai", (f"openai[realtime]=={OPENAI}",)),
+    ("openai-agents", AGENTS, "agents", (f"openai-agents=={AGENTS}", "websockets")),
+    ("pipecat-ai", PIPECAT, "pipecat", (f"pipecat-ai[openai]=={PIPECAT}", "websockets")),
+    (
+        "livekit-plugins-openai",
+        LIVEKIT,
+        "livekit",
+        (f"livekit-plugins-openai=={LIVEKIT}", f"livekit-agents=={LIVEKIT}"),
+    ),
+)
+"""Realtime clients: distribution, version, name of the driver, requirements."""
+
 FEWEST_CASES = 2000
 """Requests of schemathesis to each model, at least."""
 
@@ -54,6 +72,10 @@ def suites(servers: Servers) -> list[Suite]:
         *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis(most)) for model, most in MODELS.items()),
         Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", MINI, _langchain),
         Suite("openai-agents", AGENTS, MINI, _agents),
+        *(
+            Suite(f"{client} (realtime)", version, OMNI_MODEL, _realtime(name, needs))
+            for client, version, name, needs in REALTIME_CLIENTS
+        ),
         *(Suite("litellm", LITELLM, model, _litellm(kinds, voice)) for model, kinds, voice in CLIENT_CASES),
         *(
             Suite("openai (JavaScript)", OPENAI_NODE, model, _node(kinds, voice))
@@ -142,6 +164,17 @@ def _langchain(url: str, name: str) -> list[Outcome]:
 
 def _agents(url: str, name: str) -> list[Outcome]:
     return _driver(_clients(), "agents_driver.py", {"BASE_URL": f"{url}/v1", "MODEL": name})
+
+
+def _realtime(name: str, needs: tuple[str, ...]) -> Callable[[str, str], list[Outcome]]:
+    """Return the run of a realtime client, in an environment of its own with a recognizer of speech."""
+
+    def run(url: str, served: str) -> list[Outcome]:
+        environment = python_environment(f"realtime-{name}", (*needs, *RECOGNIZER))
+        variables = {"BASE_URL": f"{url}/v1", "MODEL": served, "QUESTION": str(QUESTION), "ANSWERS": ",".join(ANSWERS)}
+        return _driver(environment, f"realtime_{name}_driver.py", variables)
+
+    return run
 
 
 def _litellm(kinds: str, voice: str) -> Callable[[str, str], list[Outcome]]:

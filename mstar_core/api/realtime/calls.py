@@ -18,6 +18,7 @@ from mstar_core.api.routes.speech import speech_outputs, spoken_call
 from mstar_core.api.routes.transcriptions import instruction
 from mstar_core.api.schema import TranscriptionRequest
 from mstar_core.errors import RequestError
+from mstar_core.plugin.chat.turns import ToolChoice
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
 
@@ -50,11 +51,13 @@ def outputs_of(spec: ModelSpec, settings: RealtimeSettings) -> tuple[str, ...]:
 def checked_tools(spec: ModelSpec, settings: RealtimeSettings, most_bytes: int) -> ChatOptions:
     """Return the options of an answer. Raises RequestError, TooLarge.
 
-    A spoken answer may call functions too: the session sends no sound of a call.
+    A spoken answer may call functions too: the session sends no sound of a call. A choice without tools has no effect,
+    because clients send it before the tools.
     """
-    tools = read_tools(spec, settings.tools, settings.choice, TEXT, most_bytes)
-    template, begins_open = read_effort(spec, None, "reasoning.effort")
-    return ChatOptions(tools=tools, choice=settings.choice, template=template, begins_open=begins_open)
+    choice = settings.choice if settings.tools else ToolChoice()
+    tools = read_tools(spec, settings.tools, choice, TEXT, most_bytes)
+    template, begins_open = read_effort(spec, settings.effort, "reasoning.effort")
+    return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open)
 
 
 async def answer_call(turn: Exchange, settings: RealtimeSettings, entries: Sequence[Entry]) -> ParsedRequest:

@@ -6,7 +6,8 @@ It knows no event and no connection. Everything that happens goes to `Reports`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.realtime.history import History, new_id
-from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart
+from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart, sounds_of
 from mstar_core.api.realtime.reports import Reports
 from mstar_core.api.realtime.response import RealtimeResponse, StopReason
 from mstar_core.api.realtime.response_run import ResponseRun, RunHooks, turn_of
@@ -26,7 +27,7 @@ from mstar_core.api.realtime.sound.resampling import PieceResampler
 from mstar_core.api.realtime.sound.turn_detection import Edge, TurnDetector
 from mstar_core.api.realtime.sound.voice_activity import SpeechProbabilities
 from mstar_core.api.realtime.transcripts import Transcriber
-from mstar_core.errors import Overloaded, RequestError
+from mstar_core.errors import Overloaded, RequestError, TooLarge
 from mstar_core.plugin.surface import Audio
 
 AHEAD_S: Final = 300.0
@@ -127,6 +128,7 @@ class RealtimeConversation:
                 hint="append sound first",
                 code="input_audio_buffer_commit_empty",
             )
+        self._check_kept(len(self._buffer))
         self._turn_ended_at = self._service.clock()
         self._commit(self._buffer.take())
         self._follow_rules()
@@ -180,9 +182,12 @@ class RealtimeConversation:
             self._service.metrics.realtime_false_starts.inc()
         self._reports.speech_stopped(self._next_item, detector.now_ms)
         place = detector.first_ms * self._rate // 1000, detector.now_ms * self._rate // 1000
-        self._commit(self._buffer.take(*place))
-        if detector.rules.responds:
-            self._respond_by_itself()
+        sound = self._buffer.take(*place)
+        with self._reported():
+            self._check_kept(len(sound))
+            self._commit(sound)
+            if detector.rules.responds:
+                self.respond(ResponseOrder(settings=self.settings))
 
     def _commit(self, samples: Pcm) -> None:
         item_id, self._next_item = self._next_item or new_id("item"), ""
@@ -223,7 +228,20 @@ class RealtimeConversation:
         self._check_hears()
         stream = PieceResampler(form.rate, self._rate)
         samples = form.decode(data, field)
-        return HeardPart(np.concatenate([stream.push(samples), stream.flush()]), self._rate)
+        part = HeardPart(np.concatenate([stream.push(samples), stream.flush()]), self._rate)
+        self._check_kept(len(part.samples))
+        return part
+
+    def _check_kept(self, samples: int) -> None:
+        """Raise TooLarge if the conversation would keep too much sound with so many more samples."""
+        longest_s = self._exchange.limits.max_audio_s
+        if samples + sum(len(part.samples) for part in sounds_of(self.history)) > longest_s * self._rate:
+            raise TooLarge(
+                f"the items would have more than {longest_s:g} s of sound",
+                hint="delete earlier ones",
+                field="audio",
+                code="media_too_large",
+            )
 
     def retrieve(self, item_id: str) -> None:
         """Report an item. Raises NotFound."""
@@ -310,9 +328,11 @@ class RealtimeConversation:
             run.stop("client_cancelled")
             self._reports.playback_cleared(run.response)
 
-    def _respond_by_itself(self) -> None:
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Report an error of something that no event of the client asked for."""
         try:
-            self.respond(ResponseOrder(settings=self.settings))
+            yield
         except RequestError as error:
             self._reports.failed(reply_of(error, self._exchange.request_id), None)
 
@@ -322,6 +342,8 @@ class RealtimeConversation:
 
     def _leave_out(self, entries: Sequence[Entry]) -> None:
         self._left_out |= {entry.id for entry in entries}
+        for part in sounds_of(entries):
+            part.drop()
 
     def _first_sound(self) -> None:
         ended, self._turn_ended_at = self._turn_ended_at, None
@@ -348,7 +370,8 @@ class RealtimeConversation:
         if len(self._buffer) * 1000 >= LEAST_COMMIT_MS * self._rate:
             self._commit(self._buffer.take(start_ms * self._rate // 1000))
             self._follow_rules()
-        self._respond_by_itself()
+        with self._reported():
+            self.respond(ResponseOrder(settings=self.settings))
 
     def _stop_idle(self) -> None:
         if self._idle is not None:

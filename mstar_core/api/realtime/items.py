@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,15 +29,16 @@ class HeardPart:
     samples: Pcm
     rate: int
     transcript: str | None = None
-    _file: str = ""
 
     @property
     def file(self) -> str:
         """Return the sound as a WAV file in base64, equal in every request, so that its cached features are found."""
-        if not self._file:
-            pcm = self.samples.astype("<i2", copy=False).tobytes()
-            self._file = base64.b64encode(wav_header(self.rate, 1, len(pcm)) + pcm).decode()
-        return self._file
+        pcm = self.samples.astype("<i2", copy=False).tobytes()
+        return base64.b64encode(wav_header(self.rate, 1, len(pcm)) + pcm).decode()
+
+    def drop(self) -> None:
+        """Forget the sound, which no request reads any more."""
+        self.samples = self.samples[:0].copy()
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ def _words(part: ItemPart) -> str:
             return ""
 
 
-def sounds_of(entries: Sequence[Entry]) -> int:
-    """Return the number of samples of the user's sound in some items."""
+def sounds_of(entries: Iterable[Entry]) -> list[HeardPart]:
+    """Return the sounds of the user in some items."""
     parts = (part for entry in entries if isinstance(entry, MessageEntry) for part in entry.parts)
-    return sum(len(part.samples) for part in parts if isinstance(part, HeardPart))
+    return [part for part in parts if isinstance(part, HeardPart)]

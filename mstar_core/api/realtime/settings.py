@@ -9,6 +9,7 @@ from typing import Any, Literal
 from mstar_core.api.parse.tools import SentTool
 from mstar_core.api.realtime.sound.formats import SoundFormat
 from mstar_core.api.realtime.sound.turn_detection import TurnRules
+from mstar_core.plugin.chat.format import Effort
 from mstar_core.plugin.chat.turns import ToolChoice
 
 OutputKind = Literal["text", "audio"]
@@ -37,7 +38,7 @@ class Truncation:
 class RealtimeSettings:
     """Settings of responses and of input. tools: None for none. params: parameters of the model, unchecked.
 
-    limit: most output tokens, None for the model's own limit.
+    effort: of thinking, None for the model's own. limit: most output tokens, None for the model's own limit.
     """
 
     output: OutputKind
@@ -49,6 +50,7 @@ class RealtimeSettings:
     transcripts: TranscriptRules | None = None
     tools: Sequence[SentTool] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
+    effort: Effort | None = None
     limit: int | None = None
     truncation: Truncation = field(default_factory=Truncation)
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -232,3 +232,23 @@ async def test_sessions_with_microphones_do_not_disturb_each_other(started: Star
     async with started(echo, model=SPEC) as api:
         assert await asyncio.gather(*(turn(api) for _ in range(4))) == ["completed"] * 4
         await api.until(lambda: api.service_is_clean)
+
+
+async def test_a_conversation_keeps_a_bounded_amount_of_sound(started: Started) -> None:
+    async with started(echo, model=SPEC, max_audio_s=3.0) as api, conversing(api) as client:
+        await configure(client, turn_detection=None)
+        for _ in range(2):
+            await client.hear(np.zeros(RATE, np.int16))
+            await client.send("input_audio_buffer.commit")
+        last = (await client.until("conversation.item.done", lambda e: e["previous_item_id"]))["item"]["id"]
+        await client.hear(np.zeros(2 * RATE, np.int16))
+        assert (await client.refused("input_audio_buffer.commit"))["code"] == "media_too_large"
+        await client.send("conversation.item.delete", item_id=last)
+        await client.until("conversation.item.deleted")
+        await client.send("input_audio_buffer.commit")
+        await client.until("input_audio_buffer.committed")
+        for _ in range(3):
+            await client.hear(np.zeros(RATE, np.int16), piece=RATE)
+        assert (await client.refused("input_audio_buffer.append", audio=base64.b64encode(bytes(2 * RATE)).decode()))[
+            "code"
+        ] == "media_too_large"

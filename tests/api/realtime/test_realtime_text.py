@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mstar_core.messages.requests import NewRequest
@@ -251,3 +252,22 @@ async def test_models_without_speech_or_hearing_say_so(started: Started) -> None
         assert error["param"] == "session.output_modalities"
         vad = {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}
         assert "does not hear" in (await client.refused("session.update", session=vad))["message"]
+
+
+async def test_the_oldest_items_leave_a_context_that_is_full(started: Started) -> None:
+    model = replace(SPEC, processor="tests.fakes.short_context:Processor")
+    async with started(echo, model=model) as api, conversing(api) as client:
+        for word in ("one", "two", "three"):
+            await client.say(f"{word} {'x' * 20}")
+        done = await client.respond(output_modalities=["text"])
+        assert done["status"] == "completed"
+        assert api.fake.prompt(api.fake.requests[0]).startswith("<user>two")
+        await client.send("session.update", session={"truncation": "disabled"})
+        await client.until("session.updated")
+        await client.say("four " + "x" * 60)
+        failed = await client.respond(output_modalities=["text"])
+        assert failed["status_details"]["error"]["code"] == "context_length_exceeded"
+        await client.send("session.update", session={"truncation": {"type": "retention_ratio", "retention_ratio": 0.4}})
+        await client.until("session.updated")
+        assert (await client.respond(output_modalities=["text"]))["status"] == "completed"
+        assert api.fake.prompt(api.fake.requests[-1]).startswith("<user>four")

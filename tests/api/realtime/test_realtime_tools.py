@@ -95,7 +95,7 @@ async def test_wrong_tools_name_their_field(started: Started) -> None:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"tools": [{**ADD, "name": "a b"}]}, "session.tools[0].name"),
             ({"tools": [ADD, ADD]}, "session.tools[1].name"),
-            ({"tool_choice": "required"}, "session.tool_choice"),
+            ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, "session.tool_choice"),
             ({"tools": [{**ADD, "parameters": {"type": "array"}}]}, "session.tools[0].parameters"),
         ]
         for session, param in cases:

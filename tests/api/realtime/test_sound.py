@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import soundfile
 
 from mstar_core.api.realtime.sound.formats import SoundFormat
 from mstar_core.api.realtime.sound.input_buffer import InputBuffer
 from mstar_core.api.realtime.sound.resampling import PieceResampler
 from mstar_core.api.realtime.sound.turn_detection import FRAME_MS, Edge, TurnDetector, TurnRules
+from mstar_core.api.realtime.sound.voice_activity import SileroProbabilities
 from mstar_core.errors import RequestError, TooLarge
+
+FILE = Path(__file__).parents[3] / "plugins/mstar-qwen3omni/src/mstar_qwen3omni/checkpoint/mini/seven.wav"
 
 TONE = (np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000) * 12_000).astype(np.int16)
 
@@ -101,3 +107,29 @@ def test_the_silence_of_a_semantic_turn_depends_on_the_words() -> None:
     silences = [rules.silence_after(text) for text in (None, "", "And then", "How are you?")]
     assert silences == [800, 800, 1600, 400]
     assert TurnRules(silence_ms=500).silence_after("How are you?") == 500
+
+
+def noisy_words(count: int, decibels: float | None) -> np.ndarray:
+    """Return a spoken word `count` times with pauses of 1 s, at 16 kHz. decibels: of the words above white noise."""
+    word, rate = soundfile.read(FILE, dtype="float32")
+    assert rate == 16_000
+    quiet = np.zeros(rate, np.float32)
+    whole = np.concatenate([quiet, *([word, quiet] * count)])
+    if decibels is not None:
+        loudness = np.sqrt(np.mean(word**2)) / 10 ** (decibels / 20)
+        whole = whole + np.random.default_rng(1).normal(0, loudness, len(whole)).astype(np.float32)
+    return (whole.clip(-1, 1) * 32767).astype(np.int16)
+
+
+@pytest.mark.parametrize("decibels", [None, 10.0])
+async def test_words_with_pauses_and_noise_are_turns_without_false_starts_and_missed_ends(
+    decibels: float | None,
+) -> None:
+    detector, found = TurnDetector(TurnRules()), []
+    for probability in await SileroProbabilities(16_000).push(noisy_words(6, decibels)):
+        edge = detector.heard(probability)
+        if edge is Edge.BEGIN:
+            found.append(detector.began_ms)
+        assert edge is not Edge.END or not detector.is_false_start
+    assert len(found) == 6 and not detector.is_speaking
+    assert all(abs(began - (1000 + number * 1712)) < 400 for number, began in enumerate(found)), found

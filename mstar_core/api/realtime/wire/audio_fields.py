@@ -10,6 +10,7 @@ from msgspec import Meta
 from mstar_core.api.realtime.settings import TranscriptRules
 from mstar_core.api.realtime.sound.formats import PCM_RATE, PHONE_RATE, SoundFormat
 from mstar_core.api.realtime.sound.turn_detection import PATIENCE_MS, Eagerness, TurnRules
+from mstar_core.errors import RequestError
 
 
 class WireFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,12 +62,12 @@ class TranscriptFields(WireFields):
 
 
 class InputSoundFields(WireFields):
-    """Sound of the user."""
+    """Sound of the user. turn_detection: some clients send false in place of null."""
 
     format: FormatFields = msgspec.field(default_factory=PcmFields)
     noise_reduction: dict[str, Any] | None = None
     transcription: TranscriptFields | None = None
-    turn_detection: ServerVadFields | SemanticVadFields | None = None
+    turn_detection: ServerVadFields | SemanticVadFields | bool | None = None
 
 
 class VoiceFields(WireFields):
@@ -101,11 +102,14 @@ def format_of(fields: FormatFields) -> SoundFormat:
             return SoundFormat(rate=PHONE_RATE, law="a")
 
 
-def turns_of(fields: ServerVadFields | SemanticVadFields | None) -> TurnRules | None:
-    """Return the rules of turns, None without detection."""
+def turns_of(fields: ServerVadFields | SemanticVadFields | bool | None) -> TurnRules | None:
+    """Return the rules of turns, None without detection. Raises RequestError for true, which names no detection."""
     match fields:
-        case None:
+        case None | False:
             return None
+        case True:
+            place = "session.audio.input.turn_detection"
+            raise RequestError(f"{place} is true", hint='send {"type": "server_vad"}, or null', field=place)
         case ServerVadFields():
             return TurnRules(
                 threshold=fields.threshold,

@@ -28,6 +28,7 @@ from mstar_core.api.realtime.wire.audio_fields import (
 from mstar_core.api.realtime.wire.checked import checked, placed
 from mstar_core.api.routes.fields import check_name, voice_of
 from mstar_core.errors import RequestError
+from mstar_core.plugin.chat.format import Effort
 from mstar_core.plugin.chat.turns import ToolChoice
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.spec import ModelSpec
@@ -69,6 +70,12 @@ class RetentionFields(WireFields):
     token_limits: TokenLimitFields | None = None
 
 
+class EffortFields(WireFields):
+    """Thinking of the model."""
+
+    effort: Effort | None = None
+
+
 class SessionFields(WireFields):
     """A session. Other fields are parameters of the model."""
 
@@ -82,6 +89,7 @@ class SessionFields(WireFields):
     max_output_tokens: Limit = UNLIMITED
     truncation: Literal["auto", "disabled"] | RetentionFields = "auto"
     include: list[str] | None = None
+    reasoning: EffortFields | None = None
     tracing: Any = None
     prompt: Any = None
     parallel_tool_calls: bool | None = None
@@ -111,6 +119,7 @@ class ResponseFields(WireFields):
     tools: list[ToolFields] | None = None
     tool_choice: ChoiceFields | None = None
     max_output_tokens: Limit | None = None
+    reasoning: EffortFields | None = None
     metadata: dict[str, str] | None = None
     prompt: Any = None
     parallel_tool_calls: bool | None = None
@@ -143,6 +152,8 @@ class SessionState:
         params = {name: value for name, value in {**self.params, **rest}.items() if value is not None}
         fields = checked(shown, SessionFields, "session")
         settings = settings_of(self._exchange, fields, params)
+        if settings.turns is None:
+            fields.audio.input.turn_detection = None
         self._shown, self.params, self.settings = msgspec.to_builtins(fields), params, settings
         return settings
 
@@ -159,6 +170,8 @@ class SessionState:
             changes["tools"] = _tools(fields.tools)
         if fields.tool_choice is not None:
             changes["choice"] = _choice(fields.tool_choice, fields.parallel_tool_calls)
+        if fields.reasoning is not None:
+            changes["effort"] = fields.reasoning.effort
         if fields.max_output_tokens is not None:
             changes["limit"] = _limit(fields.max_output_tokens)
         speech = fields.audio.output if fields.audio is not None else None
@@ -212,6 +225,7 @@ def settings_of(exchange: Exchange, fields: SessionFields, params: Mapping[str, 
         transcripts=transcripts_of(fields.audio.input.transcription),
         tools=_tools(fields.tools),
         choice=_choice(fields.tool_choice, fields.parallel_tool_calls),
+        effort=fields.reasoning.effort if fields.reasoning is not None else None,
         limit=_limit(fields.max_output_tokens),
         truncation=_truncation(fields.truncation),
         params=dict(params),
@@ -235,7 +249,7 @@ def _check(exchange: Exchange, settings: RealtimeSettings, place: str) -> None:
 
 def _check_input(spec: ModelSpec, fields: SessionFields) -> None:
     sound = fields.audio.input
-    if sound.turn_detection is not None:
+    if sound.turn_detection not in (None, False):
         place = "session.audio.input.turn_detection"
         if not hears(spec):
             raise _unsupported(place, "the model does not hear", "send null")
