@@ -17,14 +17,17 @@ WAITING_BYTES: Final = 4 << 20
 
 
 class SentEvents:
-    """Events by number, from 1. Owned by the session; one connection reads at a time."""
+    """Events by number, from 1. Owned by the session; one connection reads at a time.
+
+    waiting_bytes: of events that no connection has taken.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._kept: deque[tuple[int, bytes]] = deque()
         self._read = 0  # number of the last event that a connection has taken
         self._bytes = 0
-        self._waiting = 0
+        self.waiting_bytes = 0
         self._news = asyncio.Event()
         self._done = asyncio.Event()
         self._room = asyncio.Event()
@@ -35,9 +38,9 @@ class SentEvents:
         self.count += 1
         self._kept.append((self.count, event))
         self._bytes += len(event)
-        self._waiting += len(event)
+        self.waiting_bytes += len(event)
         self._forget()
-        if self._waiting > WAITING_BYTES:
+        if self.waiting_bytes > WAITING_BYTES:
             self._room.clear()
         self._done.clear()
         self._news.set()
@@ -51,8 +54,8 @@ class SentEvents:
         first = self._kept[0][0]
         self._read += 1
         event = self._kept[self._read - first][1]
-        self._waiting -= len(event)
-        if self._waiting <= WAITING_BYTES:
+        self.waiting_bytes -= len(event)
+        if self.waiting_bytes <= WAITING_BYTES:
             self._room.set()
         return event
 
@@ -78,7 +81,9 @@ class SentEvents:
                 f"the events up to {first - 1} are no longer kept", hint="begin a new session", field="after"
             )
         self._read = number
-        self._waiting = sum(len(event) for place, event in self._kept if place > number)
+        self.waiting_bytes = sum(len(event) for place, event in self._kept if place > number)
+        if self.waiting_bytes <= WAITING_BYTES:
+            self._room.set()
 
     def _forget(self) -> None:
         while self._bytes > KEPT_BYTES and self._kept[0][0] <= self._read:

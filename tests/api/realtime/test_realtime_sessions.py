@@ -12,6 +12,8 @@ from openai.types.realtime import ClientSecretCreateResponse
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from mstar_core.api.realtime.event_log import WAITING_BYTES
+from mstar_core.api.realtime.session import RealtimeSession
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import LIMIT_S, Api, Started
 from tests.api.realtime.client import conversing, service_of
@@ -207,6 +209,9 @@ async def test_a_client_that_never_reads_stalls_its_own_answer_and_is_disconnect
                 await other.say("hi")
                 assert (await other.respond(output_modalities=["text"]))["status"] == "completed"
             await api.until(lambda: not service_of(api).sessions.connected)
+            session = service_of(api).sessions.find(client.events[0]["session"]["id"], "")
+            assert isinstance(session, RealtimeSession)
+            assert session.sent.waiting_bytes < WAITING_BYTES + 2 * 640_000, "one piece of sound beyond the limit"
             client.socket.transport.abort()
         service_of(api).sessions.end(client.events[0]["session"]["id"])
         await api.clean()
