@@ -529,6 +529,7 @@ class Service:
             adapter=live.adapter,
             session="" if session is None else session.name,
             lease_s=0.0 if session is None else session.lease_s,
+            reads_only=call.reads_only,
         )
         self.link.attempts.begin(live, request, unresumable)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from mstar_core.conductor.caches import CacheUse, cache_uses
 from mstar_core.conductor.progress import Progress
+from mstar_core.conductor.reading import reading_only
 from mstar_core.conductor.request import (
     ConductorRequest,
     PartitionRun,
@@ -189,7 +190,10 @@ class Conductor:
         except Exception as error:  # noqa: BLE001  isolation boundary: a request that cannot begin
             self._refuse(message.handle, error)
             return
-        runs = {p.name: PartitionRun(p, p.program(facts)) for p in partitions}
+        programs = {p.name: p.program(facts) for p in partitions}
+        if message.reads_only:
+            programs = {name: reading_only(program, self._generates) for name, program in programs.items()}
+        runs = {p.name: PartitionRun(p, programs[p.name]) for p in partitions}
         request = ConductorRequest(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
         self.requests[message.handle] = request
         self.router.opened(homes)
@@ -300,6 +304,10 @@ class Conductor:
                 request.opening = None
                 self._send.send(worker_name(rank), walks)
         self.progress.changed(request.handle)
+
+    def _generates(self, walk: str) -> bool:
+        """Return whether a walk has a loop. Raises GraphError for an unknown walk."""
+        return any(True for _ in loops(self.spec.walk(walk)[1]))
 
     def _nodes_of(self, walk: str) -> tuple[str, frozenset[str]]:
         """Return a walk's partition and nodes. Raises GraphError for an unknown walk."""

@@ -208,7 +208,7 @@ def run_message(
         max_iters=limits,
         branches=list(run.branches),
         rows=run.rows,
-        sample=run.sample,
+        sample=run.sample and not request.message.reads_only,
         keep=list(run.keep),
         inputs=inputs,
         forks=forks,

@@ -120,7 +120,10 @@ class SentRequest:
 
 
 class FakeApi:
-    """Client side of the in-process runtime. Owns all its requests."""
+    """Client side of the in-process runtime. Owns all its requests.
+
+    salt, session, reads_only: of the requests that are sent from now on, see `NewRequest`.
+    """
 
     def __init__(
         self, spec: ModelSpec, processor: Processor, box: FakeMailbox, transport: TensorTransport, max_seq_len: int
@@ -133,6 +136,8 @@ class FakeApi:
         self._max_seq_len = max_seq_len
         self.sent = 0
         self.salt = b""
+        self.session = ""
+        self.reads_only = False
 
     def send(self, ask: SampleRequest) -> SentRequest:
         """Check a request and send it to the conductor. Raises RequestError where the api would refuse it."""
@@ -171,6 +176,9 @@ class FakeApi:
             deadline_s=ask.deadline_s,
             prompt_tokens=inputs.prompt_tokens,
             salt=self.salt,
+            session=self.session,
+            lease_s=60.0 if self.session else 0.0,
+            reads_only=self.reads_only,
             resume=ask.resume,
             is_journaled=ask.is_journaled,
         )

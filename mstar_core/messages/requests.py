@@ -72,7 +72,8 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     conductor keeps later ones until a replica is ready. is_journaled: whether workers report the ids that the request
     draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one. session: name of its session, empty without
     one. Requests of a session go to the ranks that served it. These keep the cached prefix of the last request for
-    `lease_s` seconds after its end.
+    `lease_s` seconds after its end. reads_only: the request reads its prompt into the caches and ends; it draws nothing
+    and has no output.
     """
 
     handle: int
@@ -90,6 +91,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     adapter: int = 0
     session: str = ""
     lease_s: float = 0.0
+    reads_only: bool = False
 
 
 class EndSession(msgspec.Struct, frozen=True, kw_only=True, tag="end_session"):

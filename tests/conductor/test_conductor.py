@@ -484,6 +484,18 @@ def test_requests_that_the_api_does_not_know_any_more_end_on_all_ranks(conductor
     assert conductor.leftovers.closed == 1
 
 
+def test_a_request_that_only_reads_draws_nothing_and_ends_with_its_prompt(
+    conductor: Conductor, post: FakeCourier
+) -> None:
+    conductor.on(msgspec.structs.replace(request(), reads_only=True))
+    runs = [(name, run) for name, sent in post.take() if isinstance(sent, RunWalks) for run in sent.runs]
+    assert [(name, run.walk, run.sample) for name, run in runs] == [("worker-0", "prefill", False)]
+    conductor.on(WalkDone(handle=1, run=runs[0][1].run, rank=0, cached_tokens=2))
+    sent = post.take()
+    assert ("api", RequestFinished(handle=1, reason="stop", cached_tokens=2)) in sent
+    assert kinds(sent)[-2:] == [("worker-0", "CloseRequest"), ("worker-1", "CloseRequest")] and not conductor.requests
+
+
 def test_a_session_reaches_the_ranks_with_its_requests_and_ends_on_all(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(msgspec.structs.replace(request(), session="talk", lease_s=60.0))
     assert [(sent.session, sent.lease_s) for sent in post.of(OpenRequest)] == [("talk", 60.0)] * 2

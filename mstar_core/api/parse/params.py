@@ -64,6 +64,7 @@ class ParsedRequest:
     texts, turns, chat: chat only. raw: a prompt without a template; its text is `text`. observation: a robot message,
     in place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
     client's control loop, None if it names none. session: the client's id of its session, empty without one.
+    reads_only: the request has no output; it reads its prompt into the caches, under the lease of its session.
     """
 
     request_id: str
@@ -84,6 +85,7 @@ class ParsedRequest:
     timeout_s: float
     loop: ControlLoop | None = None
     session: str = ""
+    reads_only: bool = False
     warnings: tuple[str, ...] = ()
 
 
