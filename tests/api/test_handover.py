@@ -256,7 +256,8 @@ class Scene:
 
     async def over(self) -> None:
         """Wait until the response has ended, in one way or the other."""
-        await self.api.until(lambda: self.went.wire.is_over or self.went.connection.is_idle)
+        closes = self.kind.version == "1.0"
+        await self.api.until(lambda: self.went.wire.is_over or (self.went.connection.is_idle and not closes))
 
     def cancel(self) -> None:
         """Cancel the request by its id."""

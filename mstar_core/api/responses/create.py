@@ -74,9 +74,9 @@ class Created:
 
 async def create(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
+    # For a stream that another process has begun, and whose request is refused here.
+    exchange.on_failed = lambda reply: [refused(reply, exchange.events.count)]
     body, rest = await read_body(exchange, ResponsesRequest, _prepared)
-    if body.stream:  # for a request that another process has begun, and that is refused here
-        exchange.on_failed = lambda reply: [refused(reply, exchange.events.count)]
     rest = check_options(body, rest)
     is_stored = _is_stored(exchange.service, body)
     if body.background:
