@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mstar_core.api.exchange import Exchange
@@ -60,8 +61,12 @@ def checked_tools(spec: ModelSpec, settings: RealtimeSettings, most_bytes: int) 
     return ChatOptions(tools=tools, choice=choice, template=template, begins_open=begins_open)
 
 
-async def answer_call(turn: Exchange, settings: RealtimeSettings, entries: Sequence[Entry]) -> ParsedRequest:
+async def answer_call(
+    turn: Exchange, settings: RealtimeSettings, entries: Sequence[Entry], session_id: str
+) -> ParsedRequest:
     """Return the request of an answer. turn: the session's exchange with the id and the start of this response.
+
+    session_id: of the session whose cached prefix it continues; empty for none.
 
     Raises RequestError, which names items, and errors of their media.
     """
@@ -74,9 +79,10 @@ async def answer_call(turn: Exchange, settings: RealtimeSettings, entries: Seque
     if not layout.messages:
         raise RequestError("the conversation is empty", hint="create an item, or set instructions", field="input")
     try:
-        return await chat_call(turn, layout.messages, outputs_of(spec, settings), options, params, None)
+        call = await chat_call(turn, layout.messages, outputs_of(spec, settings), options, params, None)
     except RequestError as error:
         raise layout.named(error) from error
+    return replace(call, session=session_id)
 
 
 def pending_text(entries: Sequence[Entry]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,7 @@ from mstar_core.api.realtime.sound.resampling import PieceResampler
 from mstar_core.api.realtime.sound.turn_detection import Edge, TurnDetector
 from mstar_core.api.realtime.sound.voice_activity import SpeechProbabilities
 from mstar_core.api.realtime.transcripts import Transcriber
-from mstar_core.errors import Overloaded, RequestError, TooLarge
+from mstar_core.errors import NotFound, Overloaded, RequestError, TooLarge
 from mstar_core.plugin.surface import Audio
 
 AHEAD_S: Final = 300.0
@@ -57,6 +57,7 @@ class RealtimeConversation:
     def __init__(
         self,
         exchange: Exchange,
+        session_id: str,
         settings: RealtimeSettings,
         history: History,
         reports: Reports,
@@ -67,6 +68,7 @@ class RealtimeConversation:
         self.settings = settings
         self.history = history
         self._exchange = exchange
+        self._session_id = session_id
         self._service = exchange.service
         self._reports = reports
         self._make_probabilities = probabilities
@@ -300,6 +302,7 @@ class RealtimeConversation:
         response = RealtimeResponse(settings=order.settings, is_apart=order.is_apart, metadata=order.metadata)
         self._reports.response_created(response)
         hooks = RunHooks(
+            session_id="" if order.is_apart else self._session_id,
             join=self.history.insert,
             has_room=self._has_room,
             dropped=self._leave_out,
@@ -385,3 +388,5 @@ class RealtimeConversation:
         for run in runs:
             run.stop("client_cancelled")
         await asyncio.gather(self._transcriber.close(), *(run.wait() for run in runs))
+        with suppress(NotFound):  # it had no response, or was idle for long
+            self._service.client_sessions.delete(self._exchange.key, self._session_id)

@@ -34,12 +34,13 @@ log = logging.getLogger("mstar.api.realtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHooks:
-    """Effects of a run on its session. has_room: waits while the client does not read. join: adds an item.
+    """Session of a run, and the effects on it. session_id: empty for a response apart. join: adds an item.
 
-    dropped: items that the context does not hold. first_sound: called with the first sound. ended: called once, behind
-    the last report.
+    has_room: waits while the client does not read. dropped: items that the context does not hold. first_sound: called
+    with the first sound. ended: called once, behind the last report.
     """
 
+    session_id: str
     join: Callable[[Entry], object]
     has_room: Callable[[], Awaitable[None]]
     dropped: Callable[[Sequence[Entry]], None]
@@ -91,7 +92,7 @@ class ResponseRun:
         """Run the request once. Returns False if the context is too short for all items and fewer are tried next."""
         turn = self._turn
         try:
-            call = await answer_call(turn, self.response.settings, self._entries)
+            call = await answer_call(turn, self.response.settings, self._entries, self._hooks.session_id)
             (reader,) = answer_readers(turn, call, 1)
             async with turn.service.open(call, key=turn.key, started=turn.started, adapter=turn.adapter) as session:
                 self._session = session

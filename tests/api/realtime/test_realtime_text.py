@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mstar_core.messages.requests import NewRequest
+from mstar_core.messages.requests import EndSession, NewRequest
 from tests.api.conftest import Started
 from tests.api.realtime.client import RealtimeClient, conversing, sound_of
 from tests.fakes import speech_model
@@ -271,3 +271,15 @@ async def test_the_oldest_items_leave_a_context_that_is_full(started: Started) -
         await client.until("session.updated")
         assert (await client.respond(output_modalities=["text"]))["status"] == "completed"
         assert api.fake.prompt(api.fake.requests[-1]).startswith("<user>four")
+
+
+async def test_responses_belong_to_the_session_which_ends_with_it(started: Started) -> None:
+    async with started(say(b"x"), model=SPEC) as api:
+        async with conversing(api) as client:
+            session = client.events[0]["session"]["id"]
+            await client.say("hi")
+            await client.respond(output_modalities=["text"])
+            await client.respond(output_modalities=["text"], conversation="none")
+            assert [request.session for request in api.fake.requests] == [session, ""]
+        await api.fake.until(lambda: bool(api.fake.of(EndSession)))
+        assert api.fake.of(EndSession)[0].session == session

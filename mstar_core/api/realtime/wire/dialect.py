@@ -52,7 +52,7 @@ class RealtimeDialect:
         history = History()
         self._events = ServerEvents(sent, new_id("conv"), history, self._shown, self._limits)
         self.conversation = RealtimeConversation(
-            exchange, self._state.settings, history, self._events, SileroProbabilities, sent.has_room
+            exchange, facts["id"], self._state.settings, history, self._events, SileroProbabilities, sent.has_room
         )
         self._events.session_created()
 
