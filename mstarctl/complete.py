@@ -97,6 +97,13 @@ def voice_names(incomplete: str) -> list[str]:
     return [str(choice) for spec in specs if spec.name == "voice" for choice in spec.choices or ()]
 
 
+def turn_names(incomplete: str) -> list[str]:
+    """Complete the detections of the end of a turn."""
+    from mstarctl.talk.settings import TURNS
+
+    return [name for name in TURNS if name.startswith(incomplete)]
+
+
 @_quiet
 def workload_names(incomplete: str) -> list[str]:
     """Complete workloads of the running models; of all installed models if none runs."""

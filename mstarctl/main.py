@@ -81,6 +81,7 @@ VERBS: tuple[Verb, ...] = (
         DEPLOYMENTS,
     ),
     Verb("chat", "mstarctl.commands.chat:chat", "Talk with a model in the terminal.", DEPLOYMENTS),
+    Verb("talk", "mstarctl.commands.talk:talk", "Speak with a model: microphone or files in, speech out.", DEPLOYMENTS),
     Verb("bench", "mstarctl.commands.bench:app", "Measure a server under load, and compare runs.", DEPLOYMENTS),
     Verb("lora", "mstarctl.commands.lora:app", "Load, unload and list LoRA adapters.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),

@@ -1,4 +1,4 @@
-"""Playback of sound while it arrives, by a player program of this machine. Owned by `call --play` and `chat`."""
+"""Playback of sound while it arrives, by a player program of this machine. Used by `call`, `chat` and `talk`."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ class Player:
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
-        self._is_whole = Path(command[0]).name == WHOLE
+        self.is_whole = Path(command[0]).name == WHOLE
+        """Whether the sound begins with `close`, because the player takes a complete file."""
         self._process: subprocess.Popen[bytes] | None = None
         self._wav: WavFile | None = None
         self._file: Path | None = None
         self.is_broken = False
+        self._is_stopped = False
 
     def write(self, pcm: bytes, rate: int, channels: int) -> None:
         """Play samples after those before."""
@@ -68,11 +70,13 @@ class Player:
             self.is_broken = True
 
     def _open(self) -> BinaryIO:
-        if self._is_whole:
+        if self.is_whole:
             number, name = tempfile.mkstemp(suffix=".wav")
             self._file = Path(name)
             return cast(BinaryIO, os.fdopen(number, "wb"))
         self._process = self._start(self._command)
+        if self._is_stopped:  # meanwhile, by another thread
+            self.stop()
         if self._process.stdin is None:
             raise AssertionError("Popen was called with a pipe")
         return cast(BinaryIO, self._process.stdin)
@@ -87,7 +91,7 @@ class Player:
         if self._wav is not None:
             with suppress(OSError):
                 self._wav.close()
-        if self._file is not None and not self.is_broken:
+        if self._file is not None and not self.is_broken and not self._is_stopped:
             self._process = self._start((*self._command, str(self._file)))
         try:
             if self._process is not None:
@@ -96,7 +100,8 @@ class Player:
             self.stop()
 
     def stop(self) -> None:
-        """End the player at once. Safe to call twice."""
+        """End the player at once. Safe to call twice, and while another thread writes."""
+        self._is_stopped = True
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -29,12 +29,15 @@ from mstarctl.call.starting import check_started
 from mstarctl.client.api import ApiClient
 from mstarctl.client.endpoints import endpoint_of, name_here, spec_of, url_of
 from mstarctl.client.reach import Reached, reached
+from mstarctl.client.realtime import RealtimeAddress
 from mstarctl.client.tunnel import forwarded
 from mstarctl.complete import ServedName, voice_names
 from mstarctl.output import GlobalOptions, Printer
 from mstarctl.output.units import counted
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 KEY_VARIABLE: Final = "MSTAR_API_KEY"
@@ -131,10 +134,11 @@ def call(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The connected api of one deployment. Valid inside the `served` block."""
+    """The connected api of one deployment. Valid inside the `served` block. address: of its realtime route."""
 
     name: str
     client: ApiClient
+    address: RealtimeAddress
     card: Card
     facts: dict[str, Any]
     is_tunnelled: bool = False
@@ -161,9 +165,10 @@ def served(
         if target is not None:
             raise UsageError("name a deployment or --url, one of them", hint="--model chooses a model of the server")
         parts = url_of(url)
-        with ApiClient(parts.geturl().rstrip("/").removesuffix("/v1"), api_key=key) as client:
+        address = RealtimeAddress(url=parts.geturl().rstrip("/").removesuffix("/v1"), key=key)
+        with ApiClient(address.url, api_key=key) as client:
             card = _card(client)
-            yield Server(name=card.name, client=client, card=card, facts={"url": parts.geturl()})
+            yield Server(name=card.name, client=client, address=address, card=card, facts={"url": parts.geturl()})
         return
     name = None if target is None else target.partition(":")[0]
     with reached(options, name_here(options, name)) as reached_target:
@@ -172,27 +177,30 @@ def served(
             spec = spec_of(reached_target.run)
             facts: dict[str, Any] = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
             own_key = key or next(iter(spec.api.api_keys), None)
-            with ApiClient(endpoint_of(spec), api_key=own_key, transport=tls_transport(spec)) as client:
-                yield Server(name=spec.name, client=client, card=_card(client), facts=facts, run=reached_target.run)
+            address = RealtimeAddress(url=endpoint_of(spec), key=own_key, tls=tls_context(spec))
+            with ApiClient(address.url, api_key=own_key, transport=tls_transport(address.tls)) as client:
+                card, run = _card(client), reached_target.run
+                yield Server(name=spec.name, client=client, address=address, card=card, facts=facts, run=run)
             return
-        with _forwarded_api(reached_target, key) as client:
+        with _forwarded_api(reached_target, key) as (client, address):
             head = reached_target.admin.head()
             facts = {"deployment": reached_target.name, "model": head.get("model"), "weights": head.get("weights")}
-            yield Server(name=reached_target.name, client=client, card=_card(client), facts=facts, is_tunnelled=True)
+            name, card = reached_target.name, _card(client)
+            yield Server(name=name, client=client, address=address, card=card, facts=facts, is_tunnelled=True)
 
 
 @contextmanager
-def _forwarded_api(target: Reached, key: str | None) -> Iterator[ApiClient]:
+def _forwarded_api(target: Reached, key: str | None) -> Iterator[tuple[ApiClient, RealtimeAddress]]:
     head = target.admin.head()
     if target.context is None or target.context.is_local:  # --socket on this host
         with ApiClient(str(head["endpoint"]), api_key=key) as client:
-            yield client
+            yield client, RealtimeAddress(url=str(head["endpoint"]), key=key)
         return
     import httpx
 
     with forwarded(target.context, urlsplit(str(head["endpoint"])).netloc) as local:
         with ApiClient("http://localhost", api_key=key, transport=httpx.HTTPTransport(uds=str(local))) as client:
-            yield client
+            yield client, RealtimeAddress(url="http://localhost", key=key, socket=local)
 
 
 def _card(client: ApiClient) -> Card:
@@ -202,16 +210,23 @@ def _card(client: ApiClient) -> Card:
     return Card.of(models[0])
 
 
-def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:
-    """Return the transport to a TLS deployment of this host. Its certificate is trusted, whatever its host name."""
+def tls_context(spec: DeploymentSpec) -> ssl.SSLContext | None:
+    """Return the TLS settings for a deployment of this host. Its certificate is trusted, whatever its host name."""
     if spec.api.tls_cert is None:
         return None
     import ssl
 
-    import httpx
-
     context = ssl.create_default_context(cafile=spec.api.tls_cert)
     context.check_hostname = False  # the connection uses an address; the certificate's key proves the identity
+    return context
+
+
+def tls_transport(context: ssl.SSLContext | None) -> httpx.BaseTransport | None:
+    """Return the transport to a TLS deployment, None for the default one."""
+    if context is None:
+        return None
+    import httpx
+
     return httpx.HTTPTransport(verify=context)
 
 

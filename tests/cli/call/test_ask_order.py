@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mstarctl.call.ask import Card
+from mstarctl.client.realtime import RealtimeAddress
 from mstarctl.commands import call
 from mstarctl.main import run
 
@@ -30,7 +31,9 @@ def test_kinds_keep_their_order(
     @contextmanager
     def served(*_: object, **__: object) -> Iterator[Any]:
         card = Card(name="m", inputs=("text", "image", "audio", "video"), outputs=("text",), parameters=frozenset())
-        yield call.Server(name="m", client=None, card=card, facts={})  # type: ignore[arg-type]  # nothing is sent
+        address = RealtimeAddress(url="http://localhost")
+        client: Any = None  # nothing is sent
+        yield call.Server(name="m", client=client, address=address, card=card, facts={})
 
     monkeypatch.setattr(call, "served", served)
     monkeypatch.setattr(call, "call_once", lambda server, ask, *_, **__: asked.append(ask))

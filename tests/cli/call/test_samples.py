@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from mstar_core.plugin.params import param_schema
 from mstar_core.workloads.samples import samples_of
 from mstarctl.call.ask import Ask, Card
 from mstarctl.call.samples import client_form, first_call
+from mstarctl.client.realtime import RealtimeAddress
 from mstarctl.commands import call
 from mstarctl.main import run
 from mstarctl.start.example import example_call
@@ -60,7 +61,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, model: str, samples: list[ModelSample
 
     @contextmanager
     def served(*_: object, **__: object) -> Iterator[Any]:
-        yield call.Server(name=model, client=Api(samples), card=card, facts={})  # type: ignore[arg-type]
+        address, client = RealtimeAddress(url="http://localhost"), cast(Any, Api(samples))
+        yield call.Server(name=model, client=client, address=address, card=card, facts={})
 
     monkeypatch.setattr(call, "served", served)
 

@@ -1,0 +1,1 @@
+"""Voice conversations of `mstarctl talk`: microphone, playback, turns, display, and the session over /v1/realtime."""
