@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from mstar_core.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from mstarctl.commands.bench_conversation import conversation
 from mstarctl.complete import deployment_names, workload_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
@@ -25,6 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure a server under load, and compare runs.",
 )
+
+app.command("conversation")(conversation)
 
 SWEEP_WORDS: Final[dict[str, Any]] = {
     "trace": None,

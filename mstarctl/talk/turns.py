@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,11 +51,18 @@ def pieces(pcm: bytes, seconds: float) -> Iterator[bytes]:
 def read_turn(path: Path) -> SoundTurn:
     """Read a WAV file of 16 bits, any rate, any channels. Raises ConfigError."""
     try:
-        with wave.open(str(path), "rb") as file:
-            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            data = file.readframes(file.getnframes())
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read", error.strerror or str(error), file=str(path), key="in") from error
+    return turn_of(path, data)
+
+
+def turn_of(path: Path, content: bytes) -> SoundTurn:
+    """Return the sound of a WAV file of 16 bits. path: of its name alone. Raises ConfigError."""
+    try:
+        with wave.open(io.BytesIO(content), "rb") as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            data = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
         raise _not_wav(path, str(error) or "the file is cut") from error
     if width != 2:

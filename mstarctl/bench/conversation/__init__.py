@@ -1,0 +1,1 @@
+"""Load of spoken conversations: plan, one client, outcomes and figures."""

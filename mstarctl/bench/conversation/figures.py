@@ -1,0 +1,53 @@
+"""Figures of spoken conversations, with their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mstarctl.bench.conversation.outcome import ConversationOutcome, TurnOutcome
+from mstarctl.bench.measure.playback import silences
+from mstarctl.bench.measure.statistics import spread
+
+DEFINITIONS: Final[Mapping[str, str]] = {
+    "first_audio": "ms from `speech_stopped` to the first sound of the answer",
+    "gap": "ms from the end of the spoken sound to the first sound of the answer, with the silence that ends a turn",
+    "interrupt": "ms from `speech_started` during an answer to its last sound; 0 if none arrived after it",
+    "underruns": "gaps in the playback of answers, started with their first sound",
+    "false_starts": "speech found in silence",
+    "unanswered": "turns without sound of an answer",
+    "cached": "share of the prompt tokens of later turns that came from the prefix cache",
+    "errors": "error events, failed responses and broken connections",
+}
+
+
+def figures(outcomes: Sequence[ConversationOutcome]) -> dict[str, Any]:
+    """Return the figures by their names in `DEFINITIONS`, and the counts of sessions and turns."""
+    turns = [turn for outcome in outcomes for turn in outcome.turns]
+    later = [turn for outcome in outcomes for turn in outcome.turns[1:]]
+    answered = [turn for turn in turns if turn.is_answered]
+    read = sum(turn.input_tokens for turn in later)
+    return {
+        "sessions": len(outcomes),
+        "turns": len(turns),
+        "first_audio": spread([1000 * (turn.marks[0] - turn.stopped) for turn in answered if turn.stopped is not None]),
+        "gap": spread([1000 * (turn.marks[0] - turn.spoken) for turn in answered]),
+        "interrupt": spread([_late_ms(turn) for turn in answered if turn.interrupted is not None]),
+        "underruns": sum(len(_gaps(turn)) for turn in answered),
+        "false_starts": sum(outcome.false_starts for outcome in outcomes),
+        "unanswered": len(turns) - len(answered),
+        "cached": round(sum(turn.cached_tokens for turn in later) / read, 4) if read else None,
+        "errors": sum(len(outcome.errors) for outcome in outcomes),
+    }
+
+
+def _late_ms(turn: TurnOutcome) -> float:
+    """Return the milliseconds for which sound arrived after an interrupt."""
+    return max(0.0, 1000 * (turn.marks[-1] - (turn.interrupted or 0.0)))
+
+
+def _gaps(turn: TurnOutcome) -> list[float]:
+    """Return the gaps of an answer that were heard: those before its interrupt."""
+    end = turn.interrupted
+    heard = [(mark, length) for mark, length in zip(turn.marks, turn.lengths, strict=True) if end is None or mark < end]
+    return silences([mark for mark, _ in heard], [length for _, length in heard])

@@ -1,0 +1,51 @@
+"""Outcome of one turn and of one conversation, as a client sees them. Times are seconds of one monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class TurnOutcome:
+    """One turn. Filled by its client.
+
+    spoken: end of its sound. stopped: arrival of `speech_stopped`. marks, lengths: arrival and seconds of each piece of
+    the answer's sound. interrupted: arrival of `speech_started` during the answer. status: of its response; empty
+    without one. input_tokens, cached_tokens: of its prompt.
+    """
+
+    spoken: float = 0.0
+    stopped: float | None = None
+    marks: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    interrupted: float | None = None
+    status: str = ""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def is_answered(self) -> bool:
+        return bool(self.marks) and self.status in ("completed", "incomplete", "cancelled")
+
+    def heard_s(self, now: float) -> float:
+        """Return the seconds of the arrived sound that a player has played by now, with pauses for late pieces."""
+        until = played = 0.0
+        for mark, length in zip(self.marks, self.lengths, strict=True):
+            until = max(until, mark) + length
+            played += length
+        return max(0.0, played - max(0.0, until - now))
+
+    def count_tokens(self, usage: dict[str, Any]) -> None:
+        """Take the counts of a response."""
+        self.input_tokens = int(usage.get("input_tokens") or 0)
+        self.cached_tokens = int((usage.get("input_token_details") or {}).get("cached_tokens") or 0)
+
+
+@dataclass(slots=True)
+class ConversationOutcome:
+    """One conversation. false_starts: speech that the server found in silence. errors: messages."""
+
+    turns: list[TurnOutcome] = field(default_factory=list)
+    false_starts: int = 0
+    errors: list[str] = field(default_factory=list)
