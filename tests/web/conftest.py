@@ -10,15 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 
 import mstar_core.api.console
+from mstar_core.api.realtime.sound.resampling import resampled_whole
 from tests.api.live import live_api
 from tests.fakes.conductor import speak
 from tests.fakes.speech_model import SPEC as SPEECH
 from tests.web.devtools import Tab, chromium, find_chromium
 
 OpenTab = Callable[..., Tab]
+RATE = 24_000
+WORD = Path(__file__).parents[2] / "plugins/mstar-qwen3omni/src/mstar_qwen3omni/checkpoint/mini/seven.wav"
 STATIC = Path(mstar_core.api.console.__file__).parent / "static"
 
 
@@ -31,8 +36,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if os.environ.get("MSTAR_NEED_BROWSER"):
             pytest.fail(why)
         pytest.skip(why)
-    with chromium(binary, Path(tmp_path_factory.mktemp("chromium"))) as address:
+    folder = Path(tmp_path_factory.mktemp("chromium"))
+    microphone = folder / "microphone.wav"
+    soundfile.write(microphone, spoken(), RATE, subtype="PCM_16")
+    with chromium(binary, folder, microphone) as address:
         yield address
+
+
+def spoken() -> np.ndarray:
+    """Return the sound that the microphone repeats: the spoken word `seven` between silences."""
+    samples, rate = soundfile.read(WORD, dtype="int16")
+    word = resampled_whole(samples, rate, RATE)
+    return np.concatenate([np.zeros(RATE, np.int16), word, np.zeros(2 * RATE, np.int16)])
 
 
 @pytest.fixture

@@ -46,10 +46,14 @@ def find_chromium() -> str | None:
 
 
 @contextmanager
-def chromium(binary: str, folder: Path) -> Iterator[str]:
-    """Run Chromium with a fresh profile. Yields the address of its DevTools socket."""
+def chromium(binary: str, folder: Path, microphone: Path | None = None) -> Iterator[str]:
+    """Run Chromium with a fresh profile. Yields the address of its DevTools socket.
+
+    microphone: WAV file that its microphone repeats; None for short tones.
+    """
     profile = folder / "profile"
     flags = [*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    flags += [] if microphone is None else [f"--use-file-for-fake-audio-capture={microphone}"]
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen([binary, *flags, "about:blank"], stdout=log, stderr=log)
         try:

@@ -50,7 +50,7 @@ def deployment(browser: str) -> Iterator[str]:
 def test_speech_with_a_voice_graph_waterfall_and_stop(deployment: str, tab: OpenTab) -> None:
     page = tab(1280)
     open_page(page, deployment)
-    assert page.value("document.querySelectorAll('form .voice select option').length") == 8
+    assert page.value("document.querySelectorAll('[role=tabpanel]:not([hidden]) .voice option').length") == 8
     page.value("document.querySelector('form .voice select').value = 'leo'")
     page.click("form button.primary")
     page.until("document.querySelector('#graph .box.busy') !== null")

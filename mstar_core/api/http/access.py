@@ -96,12 +96,13 @@ def check_browser(api: ApiConfig, method: str, headers: Mapping[str, str]) -> No
     if method in SAFE or (origin is not None and (origin in allowed or "*" in allowed)):
         return
     site = headers.get("sec-fetch-site")
-    is_foreign = site not in OWN_SITES if site is not None else origin is not None and not _is_same(origin, headers)
-    if is_foreign:
+    is_own = site in OWN_SITES if site is not None else origin is None or is_same_origin(origin, headers)
+    if not is_own:
         raise Forbidden("web pages of other origins may not send this", hint="allow them with --cors-origin")
 
 
-def _is_same(origin: str, headers: Mapping[str, str]) -> bool:
+def is_same_origin(origin: str, headers: Mapping[str, str]) -> bool:
+    """Return whether an origin is that of the deployment's own pages: the host that the request names."""
     return origin.partition("://")[2].lower() == (headers.get("host") or "").lower()
 
 

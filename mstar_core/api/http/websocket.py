@@ -10,6 +10,7 @@ from typing import Any, Final
 from sanic.exceptions import SanicException
 
 from mstar_core.api.errors import Forbidden, Stalled, UpgradeRequired
+from mstar_core.api.http.access import is_same_origin
 from mstar_core.errors import RequestError
 
 MESSAGE_BYTES: Final = 16 << 20
@@ -91,14 +92,14 @@ def dismiss(connection: Any) -> None:
 
 
 def check_handshake(headers: Any, origins: Sequence[str]) -> None:
-    """Check that a client may open a WebSocket: browsers only from the configured origins.
+    """Check that a client may open a WebSocket: browsers only from the own pages and from the configured origins.
 
-    CORS does not apply to WebSockets. The Origin header identifies browsers; robot clients do not send one.
+    CORS does not apply to WebSockets. The Origin header identifies browsers; other clients do not send one.
     """
     if str(headers.get("upgrade") or "").lower() != "websocket":
         raise UpgradeRequired(
             "this path accepts only WebSocket connections", hint="connect with ws://, or use POST /generate"
         )
     origin = headers.get("origin")
-    if origin is not None and origin not in origins and "*" not in origins:
+    if origin is not None and not is_same_origin(origin, headers) and origin not in origins and "*" not in origins:
         raise Forbidden("this origin may not connect", hint="allow it with --cors-origin")

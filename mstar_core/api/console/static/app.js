@@ -9,11 +9,12 @@ import { forget, isKept, keep } from "./core/shelf.js";
 import { showGraph } from "./telemetry/graph.js";
 import * as speech from "./surfaces/speech.js";
 import * as chat from "./surfaces/chat.js";
+import * as talk from "./surfaces/talk.js";
 import * as images from "./surfaces/images.js";
 import * as robot from "./surfaces/robot.js";
 import * as world from "./surfaces/world.js";
 
-const SURFACES = [chat, speech, images, robot, world];
+const SURFACES = [chat, speech, talk, images, robot, world];
 const STATE_MS = 5000;
 const byId = (id) => document.getElementById(id);
 
