@@ -38,7 +38,9 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     that the deployment suffers from, none once it is ready again or was stopped. cordoned: ranks whose replicas get no
     new requests. last_failure: the last one, also after
     it is over: name, message, detail, time (seconds since the epoch) and log. hosts: number of hosts, 0 for the
-    supervisor's alone. sessions: those of clients that have not ended.
+    supervisor's alone. sessions: those of clients that have not ended. realtime_sessions: open, or waiting for their
+    client; realtime_interrupts: of their answers by speech since the api started. pages_leased: cached pages under the
+    leases of sessions.
     """
 
     name: str
@@ -78,8 +80,11 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     audio_x: float = 0.0
     pages_used: int = 0
     pages_total: int = 0
+    pages_leased: int = 0
     preempted: int = 0
     sessions: int = 0
+    realtime_sessions: int = 0
+    realtime_interrupts: int = 0
     cause: dict[str, Any] | None = None
     last_failure: dict[str, Any] | None = None
 

@@ -70,7 +70,11 @@ SUMS: Final = (
     "refused",
     "pages_used",
     "pages_total",
+    "pages_leased",
     "preempted",
+    "sessions",
+    "realtime_sessions",
+    "realtime_interrupts",
 )
 """Figures of a deployment, by their names on the admin socket."""
 

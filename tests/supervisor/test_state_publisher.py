@@ -19,7 +19,7 @@ from mstar_core.conformance.clock import FakeClock
 from mstar_core.host.readings.gpus import OLD_S, GpuReader, device_keys
 from mstar_core.host.readings.processes import ProcessLoads, host_memory_bytes
 from mstar_core.messages.life import Phase, Telemetry
-from mstar_core.messages.telemetry import EdgeNews
+from mstar_core.messages.telemetry import EdgeNews, MetricSample
 from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from tests.admin.conftest import FakeDeployment
@@ -387,3 +387,18 @@ def test_a_host_without_the_library_has_no_gpus(clock: FakeClock) -> None:
 def test_a_device_is_the_gpu_that_its_process_sees(visible: str | None, keys: dict[str, str]) -> None:
     gpus = [GpuStatus(index=0, uuid="GPU-0abc"), GpuStatus(index=1, uuid="GPU-1abc")]
     assert device_keys(gpus, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == keys
+
+
+def test_the_head_counts_realtime_sessions_interrupts_and_leased_pages(deployment: FakeDeployment) -> None:
+    deployment.publisher.refresh(now_all=True)
+    head = deployment.hub.store.deployment
+    assert (head.realtime_sessions, head.realtime_interrupts, head.pages_leased) == (0, 0, 0)
+    samples = [
+        MetricSample("mstar_realtime_sessions", [], 3.0),
+        MetricSample("mstar_realtime_interrupts_total", [], 2.0),
+    ]
+    deployment.publisher.take("api", Telemetry(name="api", incarnation=1, samples=samples))
+    deployment.values["worker-0.LLM.pages_leased"] = 5.0
+    deployment.publisher.refresh(now_all=True)
+    head = deployment.hub.store.deployment
+    assert (head.realtime_sessions, head.realtime_interrupts, head.pages_leased) == (3, 2, 5)

@@ -44,3 +44,16 @@ def test_counts_at_the_edges_of_lists_are_singular() -> None:
     assert "1 line above the newest" in status(view(), 1, "", "", 120).plain
     assert "1 line kept" in status(view(), 0, "", "", 120).plain
     assert facts_text({"pages": 1, "requests": 2}) == "1 page 2 requests"
+
+
+def test_realtime_sessions_are_shown_with_their_requests_interrupts_and_leases() -> None:
+    quiet = view()
+    assert "realtime" not in compose(quiet, State(), 140, 40).lines[1].plain
+    facts = {"realtime_sessions": 3, "realtime_interrupts": 2, "pages_leased": 1}
+    quiet.store.deployment = DeploymentStatus(name="one", state="ready", **facts)  # type: ignore[arg-type]
+    quiet.store.requests = {
+        "1": RequestStatus(id="r-1", handle=1, route="realtime", state="run"),
+        "2": RequestStatus(id="r-2", handle=2, route="realtime", state="finished", ended=1.0),
+        "3": RequestStatus(id="r", handle=3, route="chat", state="run"),
+    }
+    assert "realtime 3 (1 request)   interrupts 2   leased 1 page" in compose(quiet, State(), 140, 40).lines[1].plain

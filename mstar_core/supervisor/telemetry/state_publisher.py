@@ -156,6 +156,10 @@ class StatePublisher:
         samples = (sample for sample in self._api_samples.values() if sample.name == "mstar_rejected_total")
         return {sample.labels[0]: sample.value for sample in samples}
 
+    def _api_count(self, name: str) -> int:
+        sample = self._api_samples.get((name, ()))
+        return 0 if sample is None else int(sample.value)
+
     def event(self, flat: Mapping[str, Any]) -> None:
         """Publish an event of the feed."""
         facts = {name: value for name, value in flat.items() if name not in ("n", "time", "type")}
@@ -481,8 +485,11 @@ class StatePublisher:
             audio_x=round(self._rate(now, log.audio_s, "head", "audio"), 2),
             pages_used=sum(node.pages_used for node in nodes.values()),
             pages_total=sum(node.pages_total for node in nodes.values()),
+            pages_leased=sum(node.pages_leased for node in nodes.values()),
             preempted=sum(node.preempted for node in nodes.values()),
             sessions=int(values.get(f"{API}.sessions", 0)),
+            realtime_sessions=self._api_count("mstar_realtime_sessions"),
+            realtime_interrupts=self._api_count("mstar_realtime_interrupts_total"),
             cause=None if view.cause is None else {k: v for k, v in view.cause.items() if k != "traceback"},
             last_failure=view.last_failure,
         )

@@ -13,6 +13,9 @@ from mstarctl.top.drawing import numbers
 from mstarctl.top.layout.events import role_of
 
 GOOD: Final = frozenset({"ready"})
+REALTIME: Final = "realtime"
+"""Route of the requests that realtime sessions make."""
+
 BUSY: Final = frozenset({"starting", "draining", "stopping"})
 WORN: Final = frozenset({"degraded", "unhealthy", "waiting"})
 
@@ -189,6 +192,7 @@ def _second(view: View, width: int, size: int, dismissed: float) -> Line:
         parts = [
             pair("pages", pages),
             pair("err", str(head.failed), "bad" if head.failed else "value"),
+            *_realtime(view),
             *common,
             *hosts,
         ]
@@ -200,6 +204,7 @@ def _second(view: View, width: int, size: int, dismissed: float) -> Line:
         pair("admission", f"{head.running}/{head.slots}" if head.slots else numbers.NONE),
         pair("pages", pages),
         *common,
+        *_realtime(view),
         *([] if is_short else hosts),
     ]
     last = failure_time(head.last_failure)
@@ -210,6 +215,18 @@ def _second(view: View, width: int, size: int, dismissed: float) -> Line:
     span = view.history.span_s
     end = line((f"{age_text(span)} of history " if span else "no history ", "faint"))
     return spread(line(" ") + take(parts, width - end.width - 2, "   "), end, width)
+
+
+def _realtime(view: View) -> list[Line]:
+    """Draw the realtime sessions with their running requests, their interrupts, and the pages that sessions lease."""
+    head = view.store.deployment
+    parts = [pair("leased", counted(head.pages_leased, "page"))] if head.pages_leased else []
+    if not (head.realtime_sessions or head.realtime_interrupts):
+        return parts
+    running = sum(request.route == REALTIME and request.state == "run" for request in view.store.requests.values())
+    work = line((f" ({counted(running, 'request')})", "dim")) if running else EMPTY
+    sessions = pair("realtime", str(head.realtime_sessions)) + work
+    return [sessions, pair("interrupts", str(head.realtime_interrupts)), *parts]
 
 
 def _hosts(view: View) -> list[Line]:
