@@ -66,7 +66,7 @@ class Player:
             if self._wav is None:
                 self._wav = WavFile(self._open(), rate, channels)
             self._wav.write(pcm)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: `stop` has closed the pipe
             self.is_broken = True
 
     def _open(self) -> BinaryIO:
@@ -89,7 +89,7 @@ class Player:
     def close(self) -> None:
         """Wait until everything has been played."""
         if self._wav is not None:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 self._wav.close()
         if self._file is not None and not self.is_broken and not self._is_stopped:
             self._process = self._start((*self._command, str(self._file)))

@@ -72,7 +72,7 @@ class TalkView:
     def end(self, answer: TalkAnswer) -> None:
         """Complete an answer: the end of its line, its file. Raises ConfigError if the file cannot be written."""
         self._close()
-        if answer.playback is not None and answer.playback.is_broken:
+        if answer.playback is not None and answer.playback.is_broken and not answer.is_cut:
             self._printer.warn("the player ended before its sound; --out DIR saves answers")
         if self._folder is None or not answer.sound:
             return

@@ -51,6 +51,19 @@ def test_a_player_that_ends_early_does_not_end_the_answer(tmp_path: Path, monkey
     assert player.is_broken
 
 
+def test_a_player_that_was_stopped_before_it_started_does_not_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread writes the first sound, which starts the program, while an interrupt stops it."""
+    program(tmp_path, "ffplay", "exec /bin/sleep 600")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    player = Player(required_player())
+    player.stop()
+    player.write(PCM, 24000, 1)
+    player.close()  # waits for the end of the program
+    assert player.is_broken
+
+
 def test_a_machine_without_a_player_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_player() is None
