@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mstarctl.commands.call import Server
     from mstarctl.talk.turns import SoundTurn
 
-SPREADS: Final = ("first_audio", "gap", "interrupt")
+SPREADS: Final = ("first_audio", "gap", "interrupt", "lag")
 COUNTS: Final = ("underruns", "false_starts", "unanswered", "errors")
 
 

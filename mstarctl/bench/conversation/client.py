@@ -50,6 +50,7 @@ class ConversationClient:
         while True:
             piece, self._speech = self._speech[: len(SILENCE)], self._speech[len(SILENCE) :]
             self._sent_ms += 1000 * FRAME_S
+            self.outcome.lags_s.append(max(0.0, loop.time() - due))
             frame = base64.b64encode(piece.ljust(len(SILENCE), b"\0")).decode()
             await self._connection.send("input_audio_buffer.append", audio=frame)
             if piece and not self._speech:

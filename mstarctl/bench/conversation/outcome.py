@@ -44,8 +44,12 @@ class TurnOutcome:
 
 @dataclass(slots=True)
 class ConversationOutcome:
-    """One conversation. false_starts: speech that the server found in silence. errors: messages."""
+    """One conversation. false_starts: speech that the server found in silence. errors: messages.
+
+    lags_s: for each piece of the microphone, the seconds that the client sent it late.
+    """
 
     turns: list[TurnOutcome] = field(default_factory=list)
     false_starts: int = 0
     errors: list[str] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)

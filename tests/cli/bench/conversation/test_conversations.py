@@ -34,11 +34,14 @@ def test_figures_follow_their_definitions() -> None:
     late = answered(3.0, stopped=2.9, spoken=2.5)
     late.marks[3:] = [3.55, 3.65]
     late.input_tokens, late.cached_tokens = 100, 75
-    outcome = ConversationOutcome(turns=[first, cut, late, TurnOutcome()], false_starts=2, errors=["x"])
+    outcome = ConversationOutcome(
+        turns=[first, cut, late, TurnOutcome()], false_starts=2, errors=["x"], lags_s=[0.0, 0.002]
+    )
     found = figures([outcome])
     assert (found["sessions"], found["turns"], found["unanswered"]) == (1, 4, 1)
     assert found["first_audio"]["n"] == 3 and found["first_audio"]["p50"] == pytest.approx(200)
     assert found["gap"]["p50"] == pytest.approx(700)
+    assert found["lag"]["max"] == pytest.approx(2)
     assert found["interrupt"]["n"] == 1 and found["interrupt"]["p50"] == pytest.approx(50)
     assert (found["underruns"], found["false_starts"], found["errors"], found["cached"]) == (1, 2, 1, 0.75)
 
@@ -58,9 +61,10 @@ def conversations(script: Script, capsys: pytest.CaptureFixture[str], *argv: str
 
 
 def long(fake: FakeDeployment, request: NewRequest) -> None:
-    """Script: 3 s of sound."""
+    """Script: 20 s of sound for the first turn, which is interrupted, and 0.2 s for the second."""
+    is_first = fake.prompt(request).count("<user>") == 1
     fake.text(request.handle, b"one two three")
-    fake.audio(request.handle, 3 * RATE)
+    fake.audio(request.handle, 20 * RATE if is_first else RATE // 5)
     fake.finish(request.handle)
 
 
