@@ -72,7 +72,7 @@ def talk(
         str | None, typer.Option("--api-key", help=f"API key for a deployment of another host; also {KEY_VARIABLE}")
     ] = None,
 ) -> None:
-    """Speak with a model.
+    """Speak with a model: microphone or files in, speech out.
 
     In a terminal the microphone is open and answers are played; speech or a typed line interrupts an answer. With --in,
     or with lines in a pipe, each file or line is a turn, and the first failure ends the command with its exit code. It
