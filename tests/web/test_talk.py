@@ -114,6 +114,7 @@ def test_speech_is_heard_answered_and_interrupts_the_answer(tab: OpenTab) -> Non
         check_quiet(page, api.url)
         button(page, "End")
         page.until(f"{STATE} === 'not connected'")
+        assert page.value("document.activeElement.textContent") == "Microphone"
 
 
 @browser

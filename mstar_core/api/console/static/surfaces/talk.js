@@ -26,12 +26,12 @@ export function mount(card) {
   const status = el("span", { class: "pill", role: "status" }, "not connected");
   const error = el("p", { class: "error", role: "alert" });
   const line = el("input", { type: "text", autocomplete: "off", placeholder: "A written turn" });
-  const microphone = button("Microphone", toggleMicrophone, { class: "primary" });
+  const microphone = button("Microphone", openMicrophone, { class: "primary" });
   const mute = button("Mute", () => setMuted(mute.getAttribute("aria-pressed") !== "true"), { "aria-pressed": "false" });
   const hold = button("Hold to talk", ({ detail }) => { if (!detail) (isHeld ? release : press)(); }, { "aria-pressed": "false",
     onpointerdown: ({ pointerId }) => { hold.setPointerCapture(pointerId); press(); }, onpointerup: () => release(), onpointercancel: () => release() });
   const stop = button("Stop the answer", () => conversation?.stop());
-  const end = button("End", finish);
+  const end = button("End", () => { finish(); (microphone.hidden ? line : microphone).focus(); });
   const send = el("button", { type: "submit" }, "Send");
   let connection = null, conversation = null, player = null, capture = null, opening = null;
   let isLost = false, isHeld = false, heldMs = 0, isReleased = false;
@@ -82,12 +82,13 @@ export function mount(card) {
     }
   }
 
-  async function toggleMicrophone() {
+  async function openMicrophone() {
     microphone.disabled = true;
     try {
       await begin();
       capture = await Capture.open(RATE, hear, () => { fail("The microphone is gone."); closeMicrophone(); });
-      scopes.user.watch(capture.source);
+      if (connection) scopes.user.watch(capture.source);
+      else closeMicrophone(); // the session ended while the browser asked for permission
     } catch (problem) {
       fail(problem.name === "NotAllowedError" ? "The microphone is not allowed. Allow it in the browser's settings of this page." : problem.message);
     } finally {
