@@ -458,7 +458,7 @@ class Link:
             self._metrics.late.inc()
             return
         if message.error.code == WorkerLost.code:
-            self.attempts.lost(live, message.lost, message.error.message, is_planned=message.is_planned)
+            self.attempts.lost(live, message.lost, message.error.message, is_excused=message.is_excused)
             return
         live.is_over = True
         if message.error.detail:  # a death has none: it is logged once, with all requests that it fails

@@ -407,7 +407,7 @@ class Conductor:
             return HOST_GRACE_S
         return PEER_GRACE_S if len(ranks) > 1 else 0.0
 
-    def _fail_with(self, handle: int, error: ErrorInfo, lost: str = "", *, is_planned: bool = False) -> None:
+    def _fail_with(self, handle: int, error: ErrorInfo, lost: str = "", *, is_excused: bool = False) -> None:
         """Fail a request. lost: name of the process whose death is the cause."""
         request = self.requests.get(handle)
         if request is None:
@@ -415,7 +415,7 @@ class Conductor:
             return
         self.failed += 1
         self._end(request)
-        self._send.send(API, RequestFailed(handle=handle, error=error, lost=lost, is_planned=is_planned))
+        self._send.send(API, RequestFailed(handle=handle, error=error, lost=lost, is_excused=is_excused))
 
     def _refuse(self, handle: int, error: BaseException) -> None:
         self.failed += 1
@@ -453,7 +453,7 @@ class Conductor:
             self.router.sessions.left(rank)
             failed = self._requests_on(rank)
             log_lost(log, message, [request.message.request_id for request in failed])
-            self._lose(failed, message.public, message.name, is_planned=message.is_planned)
+            self._lose(failed, message.public, message.name, is_excused=message.is_excused)
         elif message.name == API:
             log_lost(log, message, [request.message.request_id for request in self.requests.values()])
             self.waiting.clear()
@@ -463,18 +463,18 @@ class Conductor:
     def _requests_on(self, rank: int) -> list[ConductorRequest]:
         return [request for request in self.requests.values() if rank in request.homes.ranks]
 
-    def _lose(self, requests: Iterable[ConductorRequest], cause: str, worker: str, *, is_planned: bool) -> None:
-        """Fail requests whose worker is lost to them. cause: for clients. is_planned: it was taken out of service."""
+    def _lose(self, requests: Iterable[ConductorRequest], cause: str, worker: str, *, is_excused: bool) -> None:
+        """Fail requests whose worker is lost to them. cause: for clients. is_excused: see PeerDown."""
         error = error_info(WorkerLost(cause), "")
         for request in requests:
-            self._fail_with(request.handle, error, lost=worker, is_planned=is_planned)
+            self._fail_with(request.handle, error, lost=worker, is_excused=is_excused)
 
     def _cordon(self, message: Cordon) -> None:
         self.router.cordoned = frozenset(message.ranks)
         self._cordon_number, self._reported_idle = message.number, None
         for rank in message.evict:
             cause = "its worker is taken out of service"
-            self._lose(self._requests_on(rank), cause, worker_name(rank), is_planned=True)
+            self._lose(self._requests_on(rank), cause, worker_name(rank), is_excused=True)
         self._admit_waiting()
         self._report_cordons()
 

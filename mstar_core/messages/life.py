@@ -72,14 +72,14 @@ class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up", omit_defa
 class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down", omit_defaults=True):
     """Supervisor to everyone: this process has ended. cause: one sentence for operators; public: one for clients.
 
-    is_planned: the supervisor has ended it, for a restart.
+    is_excused: no request can be the cause: the supervisor has ended it for a restart, or its host was lost.
     """
 
     name: str
     incarnation: int
     cause: str
     public: str = "a process died"
-    is_planned: bool = False
+    is_excused: bool = False
 
 
 class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omit_defaults=True):

@@ -125,13 +125,13 @@ class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_fail
     """Conductor to api: the request ended with an error; no further message follows.
 
     lost: name of the process whose death ended it. With the code `worker_lost` and no name, no replica was ready.
-    is_planned: that process was taken out of service on purpose.
+    is_excused: no request can be the cause, see PeerDown.
     """
 
     handle: int
     error: ErrorInfo
     lost: str = ""
-    is_planned: bool = False
+    is_excused: bool = False
 
 
 class Reconcile(msgspec.Struct, frozen=True, kw_only=True, tag="reconcile"):

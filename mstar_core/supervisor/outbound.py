@@ -67,10 +67,10 @@ class Outbound:
         """Tell the others that a child accepts work."""
         self.broadcast(_peer_ready(child), child.name)
 
-    def part(self, child: Child, cause: str, public: str, *, is_planned: bool = False) -> None:
+    def part(self, child: Child, cause: str, public: str, *, is_excused: bool = False) -> None:
         """Tell the others that a child is gone, and drop its pending messages. public: the cause for clients."""
         down = PeerDown(
-            name=child.name, incarnation=child.incarnation, cause=cause, public=public, is_planned=is_planned
+            name=child.name, incarnation=child.incarnation, cause=cause, public=public, is_excused=is_excused
         )
         self.broadcast(down, child.name)
         self._courier.disconnect(child.name, child.incarnation)

@@ -429,7 +429,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
         await self._wait_ends(group)
         for child in group:
-            self._part(child, "its replica was removed", "its replica was removed", is_planned=True)
+            self._part(child, "its replica was removed", "its replica was removed", is_excused=True)
             child.log.close()
             del self.children[child.name]
 
@@ -627,7 +627,7 @@ class Supervisor:
         if self._ended.is_set() or child.ending:
             return
         if child.renewing:
-            self._part(child, "it is being restarted", "the deployment is restarting", is_planned=True)
+            self._part(child, "it is being restarted", "the deployment is restarting", is_excused=True)
             return
         if child.ends_with_group:
             return
@@ -643,8 +643,9 @@ class Supervisor:
             phase=child.phase,
             **host_fact(child),
         )
+        is_excused = record.get("code") == HOST_LOST
         for member in group:
-            self._part(member, cause_sentence(record), public_sentence(record))
+            self._part(member, cause_sentence(record), public_sentence(record), is_excused=is_excused)
         if self.state == "starting" and was != "ready":
             # Others may die of the same cause a moment earlier or later: the oldest record is the root cause.
             await asyncio.sleep(self._pace.cause_s)
@@ -689,9 +690,9 @@ class Supervisor:
             member.signal(signal.SIGKILL)
         return record
 
-    def _part(self, child: Child, cause: str, public: str, *, is_planned: bool = False) -> None:
+    def _part(self, child: Child, cause: str, public: str, *, is_excused: bool = False) -> None:
         self._peers.ended(child.name, child.incarnation)
-        self._outbound.part(child, cause, public, is_planned=is_planned)
+        self._outbound.part(child, cause, public, is_excused=is_excused)
         self.publisher.part(child.name)
         self.changes.notify()
         # Readings of a dead process would show requests and pages that no longer exist.

@@ -202,7 +202,7 @@ async def test_restarts_on_purpose_do_not_count(started: Started) -> None:
     async with started() as api, stream(api) as sound:
         for count in range(1, 6):
             request = await api.fake.next_request(count)
-            api.fake.lose(request.handle, "worker-0", "its worker is taken out of service", is_planned=count != 3)
+            api.fake.lose(request.handle, "worker-0", "its worker is taken out of service", is_excused=count != 3)
         last = await api.fake.next_request(6)
         send(api.fake, last, size=4000)
         api.fake.finish(last.handle)
@@ -322,7 +322,7 @@ async def test_outputs_that_are_lost_with_restarts_on_purpose_do_not_make_a_requ
             request = await api.fake.next_request(count)
             api.fake.finish(request.handle, emitted=6)
             await api.until(lambda: [live.is_over for live in api.process.registry] == [True])
-            api.fake.down("worker-0", "it is being restarted", "the deployment is restarting", is_planned=True)
+            api.fake.down("worker-0", "it is being restarted", "the deployment is restarting", is_excused=True)
             api.fake.restart("worker-0")
         last = await api.fake.next_request(4)
         send(api.fake, last, size=1500)

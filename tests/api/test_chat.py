@@ -351,7 +351,9 @@ async def test_a_model_of_text_alone_takes_no_media_and_no_other_route(started: 
                 "unsupported_endpoint",
                 "not_found_error",
             )
-            assert error["message"].endswith("supported routes: /generate, /v1/chat/completions, /v1/responses, /v1/realtime")
+            assert error["message"].endswith(
+                "supported routes: /generate, /v1/chat/completions, /v1/responses, /v1/realtime"
+            )
 
 
 async def test_the_openai_client_chats(started: Started) -> None:

@@ -262,9 +262,9 @@ def test_an_end_on_purpose_is_reported_as_such(conductor: Conductor, post: FakeC
     conductor.on(request(1))
     conductor.on(Cordon(number=1, ranks=[0], evict=[0]))
     conductor.on(request(2))
-    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="renewed", public="restarting", is_planned=True))
+    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="renewed", public="restarting", is_excused=True))
     failed = [m for _, m in post.take() if isinstance(m, RequestFailed)]
-    assert [(m.handle, m.lost, m.is_planned) for m in failed] == [(1, "worker-0", True), (2, "worker-0", True)]
+    assert [(m.handle, m.lost, m.is_excused) for m in failed] == [(1, "worker-0", True), (2, "worker-0", True)]
 
 
 def test_a_resumed_request_waits_for_a_ready_replica_within_its_deadline(

@@ -93,9 +93,9 @@ class FakeDeployment:
     def up(self, name: str, incarnation: int = 0) -> PeerUp:
         return PeerUp(name=name, incarnation=incarnation, endpoint=mailbox_endpoint(self.ipc, name, 0))
 
-    def down(self, name: str, cause: str, public: str = "a process died", *, is_planned: bool = False) -> None:
+    def down(self, name: str, cause: str, public: str = "a process died", *, is_excused: bool = False) -> None:
         life = self._lives.get(name, 0)
-        self.tell(PeerDown(name=name, incarnation=life, cause=cause, public=public, is_planned=is_planned))
+        self.tell(PeerDown(name=name, incarnation=life, cause=cause, public=public, is_excused=is_excused))
 
     def restart(self, name: str) -> None:
         """Let the next incarnation of a process, after its death, appear to the api."""
@@ -110,11 +110,11 @@ class FakeDeployment:
         self.tell(PeerUp(name=name, incarnation=life, endpoint=mailbox_endpoint(self.ipc, name, life)))
 
     def lose(
-        self, handle: int, process: str = "worker-0", public: str = "a worker died", *, is_planned: bool = False
+        self, handle: int, process: str = "worker-0", public: str = "a worker died", *, is_excused: bool = False
     ) -> None:
         """Report as the conductor that a death has ended a request."""
         error = ErrorInfo(message=public, code="worker_lost", status=503)
-        failed = RequestFailed(handle=handle, error=error, lost=process, is_planned=is_planned)
+        failed = RequestFailed(handle=handle, error=error, lost=process, is_excused=is_excused)
         self.tell(failed, sender="conductor")
 
     def audio(self, handle: int, samples: int = 2048, *, value: int = 7, seq: int | None = None) -> None:

@@ -85,11 +85,11 @@ class Attempts:
         if live is not None and live.record is not None:
             live.record.saved.keep(message.place, message.loop)
 
-    def lost(self, live: LiveRequest, process: str, cause: str, *, is_planned: bool = False) -> None:
+    def lost(self, live: LiveRequest, process: str, cause: str, *, is_excused: bool = False) -> None:
         """Start the next attempt of a request after a death, or fail it if that was its last one.
 
         process: name of the dead process, empty if no replica was ready and the attempt has not begun. cause: of the
-        death, one sentence for clients. is_planned: see `Attempt`.
+        death, one sentence for clients. is_excused: see `Attempt`.
         """
         record = live.record
         if record is None or live.error is not None or live.is_parked:
@@ -98,7 +98,7 @@ class Attempts:
         error: WorkerLost | None
         if process:
             attempt.lost, attempt.lost_at, attempt.cause = process, self.clock(), cause
-            attempt.is_planned = is_planned
+            attempt.is_excused = is_excused
             error = last_error(record)
         else:
             record.attempts.pop()
@@ -117,7 +117,7 @@ class Attempts:
 
     def lost_with(self, live: LiveRequest, death: PeerDown) -> None:
         """Start the next attempt of a request after the announced death of a process, see `lost`."""
-        self.lost(live, death.name, death.public, is_planned=death.is_planned)
+        self.lost(live, death.name, death.public, is_excused=death.is_excused)
 
     def conductor_is_up(self) -> None:
         """Send the parked requests."""

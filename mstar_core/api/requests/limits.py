@@ -10,7 +10,7 @@ from mstar_core.errors import WorkerLost
 from mstar_core.messages.names import process_rank
 
 MOST_ATTEMPTS: Final = 3
-"""Attempts that deaths may end; those whose process was taken out of service on purpose do not count."""
+"""Attempts that deaths may end; those whose process was taken out of service or lost its host do not count."""
 
 MOST_DEATHS: Final = 1
 """Deaths of processes of one kind that a request may survive. One that met another of that kind may be their cause."""
@@ -24,9 +24,9 @@ def last_error(record: AttemptRecord) -> WorkerLost | None:
         return lost(cause, f"the request cannot be resumed: {record.unresumable}")
     if record.journal.is_full:
         return lost(cause, "the request cannot be resumed: it has drawn more ids than the journal holds")
-    if ended[-1].is_planned:
+    if ended[-1].is_excused:
         return None
-    deaths = [attempt for attempt in ended if not attempt.is_planned]
+    deaths = [attempt for attempt in ended if not attempt.is_excused]
     kind = process_kind(ended[-1].lost)
     if sum(process_kind(attempt.lost) == kind for attempt in deaths) > MOST_DEATHS:
         return PoisonRequest(

@@ -86,8 +86,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     """One attempt. began: when it was sent to the conductor, monotonic.
 
     lost: name of the process whose death ended it, empty while it runs; lost_at: when that was noticed; cause: of that
-    death, one sentence for clients; is_planned: the process was taken out of service on purpose. pause_s: seconds from
-    the end of the attempt before it to its first new output, None before that output and for the first attempt.
+    death, one sentence for clients; is_excused: no request can be the cause, see PeerDown. pause_s: seconds from the
+    end of the attempt before it to its first new output, None before that output and for the first attempt.
     """
 
     handle: int
@@ -95,7 +95,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     lost: str = ""
     lost_at: float = 0.0
     cause: str = ""
-    is_planned: bool = False
+    is_excused: bool = False
     pause_s: float | None = None
 
 

@@ -18,7 +18,7 @@ from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstar_core.messages.life import LinkBroken
 from mstar_core.messages.wire import WIRE_VERSION, Envelope
-from mstar_core.supervisor.child import Pace
+from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.deaths import public_sentence
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import LinkBreak
@@ -397,12 +397,30 @@ async def test_an_agent_whose_reports_were_lost_is_a_lost_host(
 ) -> None:
     async with running(logged_spec(**two_hosts()), QUICK, placer=placer) as (supervisor, _):
         await event(supervisor, "deployment.ready")
+        reported = deaths_reported(supervisor)
         supervisor.on_break(LinkBreak("agent-b", 1, 2))
         lost = await event(supervisor, "host.lost")
         assert lost["why"] == "2 messages of its agent were lost with a connection"
         await event(supervisor, "host.fenced", incarnation=1)
         await event(supervisor, "deployment.ready", 2)
         assert placer.is_alive("b", 2) and supervisor.children["worker-1"].incarnation == 2
+        assert reported == [("worker-1", True)], "no request can be the cause"
+        os.kill(supervisor.children["worker-1"].pid, signal.SIGKILL)
+        await event(supervisor, "deployment.ready", 3)
+        assert reported[1:] == [("worker-1", False)]
+
+
+def deaths_reported(supervisor: Supervisor) -> list[tuple[str, bool]]:
+    """Return a list that grows with each reported death: the process, and whether it is excused."""
+    reported: list[tuple[str, bool]] = []
+    part = supervisor._outbound.part
+
+    def noted(child: Child, cause: str, public: str, *, is_excused: bool = False) -> None:
+        reported.append((child.name, is_excused))
+        part(child, cause, public, is_excused=is_excused)
+
+    supervisor._outbound.part = noted  # type: ignore[method-assign]
+    return reported
 
 
 async def test_an_agent_that_lacks_an_order_ends_and_is_a_lost_host(
