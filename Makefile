@@ -9,6 +9,8 @@ GPU_TESTS := tests/gpu $(wildcard plugins/*/tests/test_gpu*.py)
 INSTALL ?= install
 # Threads of numeric libraries that spin cost more than they give when several processes share few cores.
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes, and without kept bytecode each of them compiles our modules again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-all tour test test-gpu test-web outside fuzz sanitize kernels image wheelhouse lint format docs bench wheels release clean

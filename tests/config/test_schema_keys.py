@@ -107,6 +107,13 @@ ACTS: Final[dict[str, str]] = {
         f"api.sessions_{key}": "tests/api/test_sessions.py::test_limits_of_the_deployment_reach_the_sessions"
         for key in ("idle_s", "ttl_s", "max_count")
     },
+    "api.realtime_max_sessions": "tests/api/realtime/test_realtime_sessions.py::"
+    "test_sessions_have_a_limit_and_those_without_a_connection_give_way",
+    **{
+        f"api.realtime_{key}": "tests/api/realtime/test_realtime_sessions.py::"
+        "test_an_old_or_idle_session_ends_with_a_reason"
+        for key in ("idle_s", "max_s")
+    },
     "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.cors_origins": "tests/api/test_access.py::test_named_origins_may_call_and_others_may_not",
