@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bench.engine_step import SPEC
 from bench.gpu_llm import CONSTRAINTS, RECORDS
 from bench.serving.figures import Figures, head, write
 from mstar_core.constraints.answers import of_answer
@@ -38,7 +39,6 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
-from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.kv_view import KVView
 from mstar_core.plugin.chat.format import ChatFormat
@@ -52,13 +52,6 @@ FORMS: Final[dict[str, ContentForm]] = {
     "regex": WrittenText(form="regex", text=CONSTRAINTS["regex"]["regex"]),
     "object": JsonText(schema={"type": "object"}),
 }
-SPEC: Final = NodeSpec(
-    name="still",
-    engine=KV_CACHE,
-    ports={"tokens": "i64[n]", "token": "i64[1]"},
-    kv=KVSpec(layers=1, kv_heads=1, head_dim=8),
-    sampling=Sampling(port="token"),
-)
 
 
 class Still(nn.Module):

@@ -155,7 +155,7 @@ def calls(client: MStarClient) -> Shown:
         messages += [answer.message, call.result(json.dumps({"result": RESULT}))]
         answer = client.converse(messages, tools=tools, temperature=0)
     said.append(answer.content or "")
-    line = f"is asked: {question} Calls: {', '.join(said[1:-2])}. Is told: {RESULT}. Answers: {said[-1]}"
+    line = f"question: {question} calls: {', '.join(said[1:-2])}; result: {RESULT}; answer: {said[-1]}"
     return Shown(line=line, picture=dialogue(said))
 
 

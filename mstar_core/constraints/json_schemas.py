@@ -33,7 +33,7 @@ LEAST: Final = 1e-9
 """Least distance of a number from an exclusive bound of zero."""
 
 BOUNDS: Final = (("minimum", "exclusiveMinimum", LEAST, max), ("maximum", "exclusiveMaximum", -LEAST, min))
-"""A bound, its exclusive form, what stands for one of zero, and which of two bounds holds."""
+"""(bound, its exclusive form, value in place of an exclusive zero, function that returns the narrower bound)."""
 
 
 def json_rule(schema: Mapping[str, Any], *, is_strict: bool) -> str:

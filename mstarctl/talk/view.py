@@ -74,6 +74,8 @@ class TalkView:
         self._close()
         if answer.playback is not None and answer.playback.is_broken and not answer.is_cut:
             self._printer.warn("the player ended before its sound; --out DIR saves answers")
+        if not answer.text and not answer.sound and not answer.is_cut:
+            self._printer.say("[the answer is empty]")
         if self._folder is None or not answer.sound:
             return
         path, seconds = self._free(self._folder), len(answer.sound) / 2 / RATE

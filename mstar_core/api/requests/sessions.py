@@ -84,7 +84,7 @@ class ClientSession:
             self._size -= len(oldest)
 
     def with_known_ids(self, turns: Sequence[Turn], texts: Sequence[str]) -> tuple[Turn, ...]:
-        """Return turns with the ids of the answers of this session. texts: see `PromptRequest`."""
+        """Return turns with the ids of those answers that are kept. texts: see `PromptRequest`."""
         return tuple(self._with_ids(turn, texts) for turn in turns)
 
     def _with_ids(self, turn: Turn, texts: Sequence[str]) -> Turn:
@@ -124,6 +124,8 @@ class Sessions:
         finally:
             session.running -= 1
             session.used = self._clock()
+            if self._sessions.get(session.name) is session:
+                self._sessions.move_to_end(session.name)
 
     def delete(self, key: str, session_id: str) -> None:
         """End a session. Its running requests go on. Raises NotFound."""
@@ -141,6 +143,8 @@ class Sessions:
     def _opened(self, name: str) -> ClientSession:
         self._expire()
         now = self._clock()
+        if name in self._sessions and self._is_over(self._sessions[name], now):
+            del self._sessions[name]
         session = self._sessions.setdefault(name, ClientSession(name=name, began=now, used=now))
         self._sessions.move_to_end(name)
         session.lease_s = min(self._limits.idle_s, max(1.0, session.began + self._limits.ttl_s - now))
@@ -150,12 +154,17 @@ class Sessions:
         return session
 
     def _expire(self) -> None:
-        """Forget the sessions whose limits are over."""
-        now, limits = self._clock(), self._limits
-        for name, session in list(self._sessions.items()):
-            is_idle = not session.running and now - session.used >= limits.idle_s
-            if is_idle or now - session.began >= limits.ttl_s:
-                del self._sessions[name]
+        """Forget the sessions whose limits are over, up to the first that is not: each request calls this."""
+        now = self._clock()
+        while self._sessions:
+            name, session = next(iter(self._sessions.items()))
+            if not self._is_over(session, now):
+                return
+            del self._sessions[name]
+
+    def _is_over(self, session: ClientSession, now: float) -> bool:
+        is_idle = not session.running and now - session.used >= self._limits.idle_s
+        return is_idle or now - session.began >= self._limits.ttl_s
 
 
 def name_of(key: str, session_id: str) -> str:

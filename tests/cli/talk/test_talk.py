@@ -116,6 +116,13 @@ def samples_of(path: Path) -> int:
         return int(file.getnframes())
 
 
+def test_an_empty_answer_is_shown_as_such(stage: Stage, talk: Talk) -> None:
+    stage.script = lambda fake, request: fake.finish(request.handle)
+    said = talk(lines="Hello\n")
+    assert (said.code, said.out.strip()) == (0, "")
+    assert "[the answer is empty]" in said.err
+
+
 def test_files_are_turns_and_answers_are_files(talk: Talk, tmp_path: Path) -> None:
     said = talk("--in", str(WORD), "--in", str(WORD), "--fast", "--out", str(tmp_path), "--no-transcript")
     assert said.code == 0, said.err
