@@ -33,7 +33,7 @@ GROUP: Final = "mstar.plugins"
 CONFIGS: Final = "configs"
 """Folder of deployment files in a plugin's package."""
 
-KINDS: Final = ("deployment", "rank", "node", "gpu", "host", "request", "model", "plugin")
+KINDS: Final = ("deployment", "rank", "node", "gpu", "host", "request", "session", "model", "plugin")
 
 
 def bare(value: Any) -> Any:
@@ -272,6 +272,8 @@ def described(incomplete: str) -> list[str]:
             names = list(_parts((f"{kind}s",)).get(f"{kind}s", {}))
         case "node":
             names = [str(node["name"]) for node in _parts(("nodes",)).get("nodes", {}).values()]
+        case "session":
+            names = [str(session["id"]) for session in _parts(("sessions",)).get("sessions", {}).values()]
         case _:
             names = []
     return [f"{kind}/{name}" for name in names]

@@ -46,7 +46,7 @@ from mstar_core.messages.requests import (
     RequestFailed,
     RequestFinished,
 )
-from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.messages.telemetry import REALTIME, RequestNews, SessionNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import log_lost
@@ -93,6 +93,7 @@ class Link:
         self.take_back: Callable[[], None] = lambda: None
         self.gauges: Callable[[], dict[str, float]] = dict
         self.news: Callable[[], tuple[list[RequestNews], list[Span]]] = lambda: ([], [])
+        self.sessions: Callable[[], list[SessionNews]] = list
         self.spin = spin or Spin()
         self._spec = spec
         self._registry = registry
@@ -118,6 +119,7 @@ class Link:
         self._reported_levels: set[int] = set()
         self._unloading: set[int] = set()  # numbers of adapters that accept no more requests
         self._reported: dict[str, float] = {}
+        self._reported_sessions: list[SessionNews] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -229,7 +231,8 @@ class Link:
         if self.deployment.handover:
             self.note_change()  # connections that end without a request report nothing
         self._check_stop()
-        is_calm = not (has_news or len(self._registry) or self.deployment.handover)
+        talks = any(session.kind == REALTIME and not session.is_lost for session in self._reported_sessions)
+        is_calm = not (has_news or talks or len(self._registry) or self.deployment.handover)
         wait_s = self.life.wait_s(self._clock()) if is_calm else TURN_S
         self._timer = self._loop.call_later(wait_s, self._turn)
 
@@ -247,9 +250,12 @@ class Link:
         news, spans = self.news()
         samples = self._metrics.news(self._clock())
         events = self.attempts.take_events()
-        if news or spans or samples or events or values != self._reported:
-            self._reported = values
-            self.life.telemetry(values, news, spans, samples=samples, events=events)
+        sessions = self.sessions()
+        are_new = sessions != self._reported_sessions
+        if news or spans or samples or events or are_new or values != self._reported:
+            self._reported, self._reported_sessions = values, sessions
+            told = sessions if are_new else None
+            self.life.telemetry(values, news, spans, samples=samples, events=events, sessions=told)
             return True
         return False
 

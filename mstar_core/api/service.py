@@ -36,6 +36,7 @@ from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
+from mstar_core.api.requests.session_news import session_news
 from mstar_core.api.requests.sessions import AnswerRecord, ClientSession, SessionLimits, Sessions
 from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
@@ -274,6 +275,7 @@ class Service:
         self.telemetry = RequestTelemetry(clock, self._why_waiting)
         self.telemetry.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.telemetry.take
+        link.sessions = lambda: session_news(self.sessions, self.client_sessions)
         link.attempts.on_resumed = self.telemetry.resumed
         link.running = lambda: self.admission.running
         link.on_state = lambda state: self.admission.pause(is_paused=bool(state.pause))

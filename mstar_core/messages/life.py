@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
+from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, SessionNews, Span
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
@@ -181,7 +181,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
     values: changed values by flat name, absolute, such as "worker-0.LLM.pages_used". events: (type, facts). dropped:
     spans dropped since the start of the process. samples: metrics, at most once a second: the api sends changed ones,
     the supervisor all that the api shows of it. at: the sender's monotonic clock, which all its times belong to, when
-    it was sent.
+    it was sent. sessions: all that are open, from the api; None: unchanged.
     """
 
     name: str
@@ -194,6 +194,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
     events: list[tuple[str, dict[str, Any]]] = []
     dropped: int = 0
     samples: list[MetricSample] = []
+    sessions: list[SessionNews] | None = None
 
 
 LifeMessage = (

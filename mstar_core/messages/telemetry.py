@@ -1,11 +1,16 @@
-"""Parts of `Telemetry`: changes of requests, spans, metric samples and edges. No client text.
+"""Parts of `Telemetry`: changes of requests, spans, metric samples, edges and sessions. No client text.
 
 Times are seconds of CLOCK_MONOTONIC, one clock for all processes of a host.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+REALTIME: Final = "realtime"
+"""Kind of sessions that listen and speak."""
 
 
 class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,3 +117,30 @@ class EdgeNews(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     transfers: int = 0
     transfer_s: float = 0.0
+
+
+class SessionNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """State of one session of a client.
+
+    kind: `realtime`, or `chat` for requests with a `session_id`. speaks: `user`, `model`, `interrupted` (the user, over
+    an answer that this stopped), `thinking` (an answer has no output yet) or `silence`. is_lost: a realtime session
+    without a connection, which is kept for a while. answers: responses, or requests, begun. items: of the conversation.
+    request: id of the latest request.
+    first_audio_s: from the end of the last turn to the first sound of its answer. used: end of the last request.
+    lease_s: time after that for which its cached pages are kept.
+    """
+
+    id: str
+    kind: str
+    speaks: str
+    began: float
+    is_lost: bool = False
+    answers: int = 0
+    running: int = 0
+    interrupts: int = 0
+    false_starts: int = 0
+    items: int = 0
+    request: str = ""
+    first_audio_s: float | None = None
+    used: float | None = None
+    lease_s: float = 0.0

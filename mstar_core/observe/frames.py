@@ -346,6 +346,32 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     disk_write_s: int = 0
 
 
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One session of a client; its key is its id behind its kind, `realtime/sess_1`.
+
+    kind: `realtime`, or `chat` for requests with a `session_id`. speaks: `user`, `model`, `interrupted` (the user, over
+    an answer that this stopped), `thinking` (an answer has no output yet) or `silence`. is_lost: it waits for its client
+    to connect again. answers: begun; running: requests. false_starts: detected speech of less than 0.2 s. items: of the
+    conversation. first_audio_ms: from the end of the last turn to the first sound of its answer. lease_ends: time until
+    which its cached pages are kept if it stays idle; None: it has had no request yet. request: id of the latest one;
+    empty for chats.
+    """
+
+    id: str
+    kind: str = "realtime"
+    speaks: str = "silence"
+    began: float = 0.0
+    is_lost: bool = False
+    answers: int = 0
+    running: int = 0
+    interrupts: int = 0
+    false_starts: int = 0
+    items: int = 0
+    request: str = ""
+    first_audio_ms: float | None = None
+    lease_ends: float | None = None
+
+
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One process; its key is its name. state: spawned, known, ready, ended. phase: of its start, `done` of `total`.
 
@@ -413,11 +439,13 @@ class GraphView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     walks: list[WalkView] = []
 
 
-Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children", "hosts"]
-PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children", "hosts")
+Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children", "hosts", "sessions"]
+PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children", "hosts", "sessions")
 """The keyed parts of the state. `deployment` is one object, and `events` have their own frames."""
 
-Item: TypeAlias = RankStatus | NodeStatus | RequestStatus | EdgeStatus | GpuStatus | ChildStatus | HostStatus
+Item: TypeAlias = (
+    RankStatus | NodeStatus | RequestStatus | EdgeStatus | GpuStatus | ChildStatus | HostStatus | SessionStatus
+)
 ITEM_TYPES: Final[dict[str, type[Item]]] = {
     "ranks": RankStatus,
     "nodes": NodeStatus,
@@ -426,6 +454,7 @@ ITEM_TYPES: Final[dict[str, type[Item]]] = {
     "gpus": GpuStatus,
     "children": ChildStatus,
     "hosts": HostStatus,
+    "sessions": SessionStatus,
 }
 
 COUNTERS: Final[dict[str, frozenset[str]]] = {"edges": frozenset({"items", "bytes"})}
@@ -481,6 +510,7 @@ class SnapshotFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", ta
     gpus: dict[str, GpuStatus] = {}
     children: dict[str, ChildStatus] = {}
     hosts: dict[str, HostStatus] = {}
+    sessions: dict[str, SessionStatus] = {}
     events: list[dict[str, Any]] = []
     truncated: dict[str, int] = {}
 

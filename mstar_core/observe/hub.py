@@ -42,6 +42,7 @@ from mstar_core.observe.frames import (
     RankStatus,
     RequestStatus,
     ResyncFrame,
+    SessionStatus,
     SnapshotFrame,
 )
 
@@ -78,6 +79,7 @@ class HubState:
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
     children: dict[str, ChildStatus] = field(default_factory=dict)
     hosts: dict[str, HostStatus] = field(default_factory=dict)
+    sessions: dict[str, SessionStatus] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
     def part(self, name: str) -> dict[str, Item]:

@@ -31,7 +31,7 @@ from mstar_core.messages.life import (
     Telemetry,
 )
 from mstar_core.messages.names import follower_name, worker_name
-from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
+from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, SessionNews, Span
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
@@ -300,6 +300,7 @@ class ChildLife:
         dropped: int = 0,
         samples: list[MetricSample] | None = None,
         events: list[tuple[str, dict[str, Any]]] | None = None,
+        sessions: list[SessionNews] | None = None,
     ) -> None:
         """Send one telemetry batch. The caller sends at most one per 100 ms. values: by reading."""
         self._send(
@@ -314,6 +315,7 @@ class ChildLife:
                 dropped=dropped,
                 samples=samples or [],
                 events=events or [],
+                sessions=sessions,
             )
         )
 

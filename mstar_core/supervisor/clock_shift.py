@@ -34,7 +34,13 @@ class ClockShift:
             for news in telemetry.requests
         ]
         spans = [msgspec.structs.replace(span, start=span.start + by, end=span.end + by) for span in telemetry.spans]
-        return msgspec.structs.replace(telemetry, at=telemetry.at + by, requests=requests, spans=spans)
+        sessions = telemetry.sessions
+        if sessions is not None:
+            sessions = [
+                msgspec.structs.replace(news, began=news.began + by, used=moved(news.used)) for news in sessions
+            ]
+        moved_times = {"at": telemetry.at + by, "requests": requests, "spans": spans, "sessions": sessions}
+        return msgspec.structs.replace(telemetry, **moved_times)
 
     def _note(self, now: float, difference: float) -> float:
         """Note one difference between the clocks, and return the least of this window and the one before."""

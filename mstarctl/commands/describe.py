@@ -14,13 +14,13 @@ from mstarctl.client.reach import context_of, known_at
 from mstarctl.complete import KINDS, deployment_names, described, plugin_names
 from mstarctl.objects.deployment import deployment_item, deployment_lines
 from mstarctl.objects.hosts import host_item, host_lines
-from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item, request_lines
+from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item, request_lines, session_item
 from mstarctl.output import Printer
 from mstarctl.output.moments import dated, epoch_of
 from mstarctl.output.options import GlobalOptions
 from mstarctl.plugins import Plugins
 
-PARTS: Final = ("rank", "node", "gpu", "host", "request")
+PARTS: Final = ("rank", "node", "gpu", "host", "request", "session")
 """Kinds of objects that belong to a deployment, which a second argument names."""
 
 
@@ -30,7 +30,7 @@ def describe(
         str,
         typer.Argument(
             metavar="[KIND/]NAME",
-            help="deployment/NAME rank/N node/NODE gpu/N host/NAME request/ID model/NAME plugin/NAME; or only NAME",
+            help="deployment/NAME rank/N node/NODE gpu/N host/NAME request/ID session/ID model/X plugin/X; or NAME",
             autocompletion=described,
         ),
     ],
@@ -38,7 +38,7 @@ def describe(
         str | None,
         typer.Argument(
             metavar="[DEPLOYMENT]",
-            help="deployment of the rank, node, GPU, host or request; optional if only one runs",
+            help="deployment of the rank, node, GPU, host, request or session; optional if only one runs",
             autocompletion=deployment_names,
         ),
     ] = None,
@@ -66,6 +66,10 @@ def describe(
         case "host":
             item = host_item(known_at(printer.options, name), of)
             printer.item(kind, item, list(host_lines(item)))
+        case "session":
+            known = known_at(printer.options, name)
+            item = session_item(known, of)
+            printer.item(kind, item, list(part_lines(f"session {of} of {known.name}", item)))
         case _:
             known = known_at(printer.options, name)
             item = rank_item(known, of) if kind == "rank" else node_item(known, of)
@@ -79,7 +83,14 @@ def kind_and_name(what: str, printer: Printer) -> tuple[str, str]:
     if slash and kind in KINDS and of:
         return kind, of
     if kind in KINDS and not of:
-        example = {"rank": "0", "gpu": "0", "node": "LLM", "host": "local", "request": "r-7f3a"}.get(kind, "orpheus")
+        example = {
+            "rank": "0",
+            "gpu": "0",
+            "node": "LLM",
+            "host": "local",
+            "request": "r-7f3a",
+            "session": "sess_1f",
+        }.get(kind, "orpheus")
         raise UsageError(f"{what!r} names no {kind}", hint=f"write, for example, {kind}/{example}")
     if slash:
         raise UsageError(f"cannot describe {kind!r}", hint=did_you_mean(kind, KINDS))

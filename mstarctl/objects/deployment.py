@@ -154,6 +154,10 @@ def _running_lines(item: dict[str, Any]) -> Iterator[str]:
     if item.get("pages_total"):
         pages = f"{item['pages_used']} of {item['pages_total']} in use"
         yield f"  pages     {pages}; {counted(item['preempted'], 'preemption')}"
+    if item.get("realtime_sessions") or item.get("sessions"):
+        realtime, interrupts = counted(item["realtime_sessions"], "realtime session"), item["realtime_interrupts"]
+        leased = counted(item["pages_leased"], "leased page")
+        yield f"  sessions  {item['sessions']}; {realtime}, {counted(interrupts, 'interrupt')}, {leased}"
     if item.get("transport"):
         yield f"  tensors   {item['transport']}"
     for line in item.get("unused", []):

@@ -1,4 +1,4 @@
-"""Parts of a deployment in `describe`: a rank, a node, a GPU, a request; as data and as lines of text."""
+"""Parts of a deployment in `describe`: a rank, a node, a GPU, a request, a session; as data and as lines of text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mstarctl.output.units import counted
 
 PROCESS: Final = ("state", "pid", "incarnation", "restarts", "phase", "phases_s", "facts")
 UNSAID: Final = ("id", "handle")
-SECONDS: Final = ("age_s", "audio_s", "ahead_s")
+SECONDS: Final = ("age_s", "audio_s", "ahead_s", "lease_left_s")
 
 
 def rank_item(known: Known, number: str) -> dict[str, Any]:
@@ -52,6 +52,21 @@ def node_item(known: Known, name: str) -> dict[str, Any]:
         "edges": {f"{edge['name']} {edge['source'] or 'in'} > {edge['into'] or 'out'}": edge for edge in edges},
         "values": {f"rank {rank['rank']}": _values(known, f"worker-{rank['rank']}.{name}.") for rank in placed},
     }
+
+
+def session_item(known: Known, session_id: str) -> dict[str, Any]:
+    """Return a session: its speaker, counts and lease. Raises NotFound."""
+    sessions = {session["id"]: session for session in known.snapshot["sessions"].values()}
+    if session_id not in sessions:
+        raise missing("session", session_id, sessions, known.name)
+    session, now = sessions[session_id], known.snapshot["t"]
+    ends = session["lease_ends"]
+    moments = {
+        "age_s": round(now - session["began"], 3),
+        "lease_left_s": None if ends is None else round(ends - now, 3),
+    }
+    facts = {key: value for key, value in session.items() if key not in ("id", "began", "lease_ends")}
+    return {"name": session_id, "deployment": known.name, **facts, **moments}
 
 
 def gpu_item(known: Known | None, index: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from mstarctl.top.layout.header import newest_failure
 from mstarctl.top.layout.logs import sources
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
-from mstarctl.top.layout.state import State
+from mstarctl.top.layout.state import PAGES, State
 from mstarctl.top.layout.waterfall import Zoom
 from mstarctl.top.saved_view import SavedView
 from mstarctl.top.widgets.dialog import Dialog
@@ -243,7 +243,7 @@ class TopApp(App[None]):
         if self._bar.display:
             return [("enter", "keep"), ("esc", "undo")]
         shown = sorted((key for key in self.active_keys() if key.footer), key=lambda key: key.footer)
-        return [("1-7", "screen"), *((key.shown, key.label) for key in shown)]
+        return [(f"1-{len(PAGES)}", "screen"), *((key.shown, key.label) for key in shown)]
 
     def action_page(self, page: str) -> None:
         if page == "logs":
@@ -456,6 +456,8 @@ class TopApp(App[None]):
                 self.choose(replace(self.state, rank=key))
             case "event":
                 self.choose(replace(self.state, events=replace(self.state.events, cursor=key)))
+            case "session":
+                self.choose(replace(self.state, sessions=replace(self.state.sessions, cursor=key)))
 
     def on_pane_scrolled(self, event: Pane.Scrolled) -> None:
         self.action_move(event.by)

@@ -12,9 +12,9 @@ EVERYWHERE: Final = frozenset((*PAGES, "request"))
 TABLES: Final = frozenset(("overview", "requests"))
 OF_REQUESTS: Final = TABLES | {"request"}
 SIDEWAYS: Final = frozenset(("graph", "ranks", "request"))
-LISTS: Final = frozenset(("overview", "requests", "ranks", "logs", "events", "bench"))
+LISTS: Final = frozenset(("overview", "requests", "ranks", "logs", "events", "bench", "sessions"))
 FILTERED: Final = frozenset(("overview", "requests", "logs", "events"))
-OPENING: Final = frozenset(("overview", "requests", "graph", "ranks", "events"))
+OPENING: Final = frozenset(("overview", "requests", "graph", "ranks", "events", "sessions"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,16 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("home", "edge(-1)", "Home", "first", "first row", MOVING, LISTS),
     Key("end", "edge(1)", "End", "last", "last row, and follow it", MOVING, LISTS),
     Key("slash", "filter", "/", "filter", "show matching rows, as you type", REQUESTS, FILTERED, footer=10),
-    Key("enter", "open", "enter", "open", "open the selected request, rank or node", REQUESTS, OPENING, footer=20),
+    Key(
+        "enter",
+        "open",
+        "enter",
+        "open",
+        "open the selected request, rank or node",
+        REQUESTS,
+        OPENING,
+        footer=20,
+    ),
     Key("escape", "leave", "esc", "back", "back; first clears the filter", MOVING, footer=25),
     Key("space", "pause", "space", "pause", "pause, or continue live", TIME, footer=30),
     Key("comma", "step(-1)", ",", "step back", "one frame back, up to five minutes", TIME),

@@ -11,6 +11,7 @@ from mstarctl.top.layout.events import matching_events
 from mstarctl.top.layout.graph.geometry import graph_of
 from mstarctl.top.layout.request_list import Sort, chosen, columns, columns_of, sorts_of
 from mstarctl.top.layout.scroll import Window, moved
+from mstarctl.top.layout.sessions import latest_request, session_keys
 from mstarctl.top.layout.state import State
 
 
@@ -49,6 +50,8 @@ def move(view: View, state: State, by: int) -> State:
         case "bench":
             keys = [str(item.get("id", "")) for item in view.recordings]
             return replace(state, bench=moved(keys, state.bench, by))
+        case "sessions":
+            return replace(state, sessions=moved(session_keys(view), state.sessions, by))
     return state
 
 
@@ -170,6 +173,13 @@ def opened(view: View, state: State) -> State:
             if key is None:
                 return state
             return replace(state, page="request", request=key, trace=None, came_from="events")
+        case "sessions":
+            keys = session_keys(view)
+            key = state.sessions.cursor if state.sessions.cursor in keys else next(iter(keys), None)
+            newest = None if key is None else latest_request(view, view.store.sessions[key])
+            if newest is None:
+                return state
+            return replace(state, page="request", request=newest, trace=None, came_from="sessions")
     return state
 
 

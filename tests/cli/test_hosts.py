@@ -11,7 +11,7 @@ import pytest
 
 from mstar_core.admin.payloads import plain
 from mstar_core.errors import ExitCode
-from mstar_core.observe.frames import PARTS, HostStatus
+from mstar_core.observe.frames import PARTS, HostStatus, SessionStatus
 from mstarctl.client import Known
 from mstarctl.objects.deployment import deployment_lines
 from mstarctl.output.facts import facts_text
@@ -143,3 +143,19 @@ def test_an_event_of_a_host_begins_with_its_name() -> None:
     facts = {"host": "node-b", "address": "10.0.0.2", "why": "silent for 10 s"}
     assert facts_text(facts) == "node-b address 10.0.0.2 (silent for 10 s)"
     assert facts_text({"child": "worker-1", "host": "node-b"}) == "worker-1 host node-b"
+
+
+def test_describe_session_shows_its_speaker_and_lease(ask: Ask) -> None:
+    simulation = Simulation(qwen(), requests=3)
+    t = snapshot(simulation)["t"]
+    session = SessionStatus(id="sess_1", speaks="interrupted", began=t - 40, interrupts=2, lease_ends=t + 30)
+    sessions = {"realtime/sess_1": plain(session)}
+    lines = ask(simulation, "describe", "session/sess_1", sessions=sessions).out.splitlines()
+    assert lines[0] == "session sess_1 of qwen3_omni"
+    facts = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:]}
+    assert (facts["speaks"], facts["interrupts"], facts["lease_left"], facts["age"]) == (
+        *("interrupted", "2"),
+        *("30.0 s", "40.0 s"),
+    )
+    missing = ask(simulation, "describe", "session/sess_2", sessions=sessions)
+    assert missing.code == ExitCode.NOT_FOUND and "session/sess_1" in missing.err

@@ -19,7 +19,7 @@ from mstar_core.conformance.clock import FakeClock
 from mstar_core.host.readings.gpus import OLD_S, GpuReader, device_keys
 from mstar_core.host.readings.processes import ProcessLoads, host_memory_bytes
 from mstar_core.messages.life import Phase, Telemetry
-from mstar_core.messages.telemetry import EdgeNews, MetricSample
+from mstar_core.messages.telemetry import EdgeNews, MetricSample, SessionNews
 from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from tests.admin.conftest import FakeDeployment
@@ -402,3 +402,21 @@ def test_the_head_counts_realtime_sessions_interrupts_and_leased_pages(deploymen
     deployment.publisher.refresh(now_all=True)
     head = deployment.hub.store.deployment
     assert (head.realtime_sessions, head.realtime_interrupts, head.pages_leased) == (3, 2, 5)
+
+
+def test_sessions_are_those_of_the_last_report_and_end_with_the_api(deployment: FakeDeployment) -> None:
+    def told(*sessions: SessionNews) -> dict[str, tuple[str, float | None, float | None]]:
+        deployment.publisher.take("api", Telemetry(name="api", incarnation=1, sessions=list(sessions)))
+        shown = deployment.hub.store.sessions
+        return {key: (one.speaks, one.first_audio_ms, one.lease_ends) for key, one in shown.items()}
+
+    first = SessionNews(id="a", kind="realtime", speaks="user", began=1.0, first_audio_s=0.08, used=5.0, lease_s=60.0)
+    chat = SessionNews(id="a", kind="chat", speaks="silence", began=1.0)
+    assert told(first, chat) == {"realtime/a": ("user", 80.0, 65.0), "chat/a": ("silence", None, None)}
+    assert list(told(chat)) == ["chat/a"]
+    deployment.publisher.take("api", Telemetry(name="api", incarnation=1))
+    assert list(deployment.hub.store.sessions) == ["chat/a"], "a report without sessions changes none"
+    deployment.publisher.part("worker-0")
+    assert deployment.hub.store.sessions
+    deployment.publisher.part("api")
+    assert not deployment.hub.store.sessions

@@ -27,7 +27,7 @@ from tests.top.recorded import RECORDINGS
 SIZES = ((120, 34), (80, 24), (40, 12))
 EVERY_PAGE = (*PAGES, "request")
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-HINTS: tuple[Hint, ...] = (("1-7", "screen"), ("/", "filter"), ("enter", "open"), ("space", "pause"), ("q", "quit"))
+HINTS: tuple[Hint, ...] = (("1-8", "screen"), ("/", "filter"), ("enter", "open"), ("space", "pause"), ("q", "quit"))
 
 
 @cache

@@ -15,6 +15,7 @@ import numpy as np
 
 from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
+from mstar_core.api.realtime.floor import ConversationStatus, Floor
 from mstar_core.api.realtime.history import History, new_id
 from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart, sounds_of
 from mstar_core.api.realtime.reports import Reports
@@ -36,6 +37,9 @@ AHEAD_S: Final = 300.0
 LEAST_COMMIT_MS: Final = 100
 MOST_RESPONSES: Final = 8
 """Responses of a session at once; all but one are apart from the conversation."""
+
+HEARD_S: Final = 0.5
+"""Time for which sound that arrives without detection of speech counts as speech."""
 
 HEARD_RATE: Final = 16_000
 """Rate of the buffer for a model that declares none."""
@@ -88,7 +92,23 @@ class RealtimeConversation:
         self._heard_at = self._service.clock()
         self._turn_ended_at: float | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._floor = Floor()
         self._follow_rules()
+
+    def status(self) -> ConversationStatus:
+        """Return its state as operators see it. Without detection, sound that arrives is speech of the user."""
+        now, active, detector = self._service.clock(), self.active, self._detector
+        speaks = len(self._buffer) > 0 and now - self._heard_at < HEARD_S if detector is None else detector.is_speaking
+        response = None if active is None else active.response
+        return ConversationStatus(
+            speaks=self._floor.speaker(response, now, is_user_speaking=speaks),
+            answers=self._floor.answers,
+            interrupts=self._floor.interrupts,
+            false_starts=self._floor.false_starts,
+            items=len(self.history),
+            request=f"{self._exchange.request_id}-{self._number}" if self._number else "",
+            first_audio_s=self._floor.first_audio_s,
+        )
 
     # Settings
 
@@ -173,8 +193,11 @@ class RealtimeConversation:
         self._stop_idle()
         self._next_item = new_id("item")
         self._reports.speech_started(self._next_item, detector.first_ms)
-        if detector.rules.interrupts and self.active is not None:
+        active = self.active
+        response = None if active is None else active.response
+        if self._floor.user_began(response, self._service.clock(), interrupts=detector.rules.interrupts):
             self._service.metrics.realtime_interrupts.inc()
+        if detector.rules.interrupts and active is not None:
             self.stop(None, "turn_detected")
 
     def _speech_ended(self, detector: TurnDetector) -> None:
@@ -182,6 +205,7 @@ class RealtimeConversation:
         self._transcriber.drop_draft()
         if detector.is_false_start:
             self._service.metrics.realtime_false_starts.inc()
+            self._floor.false_starts += 1
         self._reports.speech_stopped(self._next_item, detector.now_ms)
         place = detector.first_ms * self._rate // 1000, detector.now_ms * self._rate // 1000
         sound = self._buffer.take(*place)
@@ -301,12 +325,13 @@ class RealtimeConversation:
         entries = [entry for entry in self.history if entry.id not in self._left_out]
         response = RealtimeResponse(settings=order.settings, is_apart=order.is_apart, metadata=order.metadata)
         self._reports.response_created(response)
+        self._floor.answers += 1
         hooks = RunHooks(
             session_id="" if order.is_apart else self._session_id,
             join=self.history.insert,
             has_room=self._has_room,
             dropped=self._leave_out,
-            first_sound=self._first_sound,
+            first_sound=lambda: self._first_sound(response),
             ended=self._ended,
         )
         given = entries if order.entries is None else order.entries
@@ -348,10 +373,14 @@ class RealtimeConversation:
         for part in sounds_of(entries):
             part.drop()
 
-    def _first_sound(self) -> None:
+    def _first_sound(self, response: RealtimeResponse) -> None:
+        now = self._service.clock()
+        if not response.is_apart:
+            self._floor.sounded(response, now)
         ended, self._turn_ended_at = self._turn_ended_at, None
         if ended is not None:
-            self._service.metrics.realtime_first_audio_s.observe(self._service.clock() - ended)
+            self._floor.first_audio_s = now - ended
+            self._service.metrics.realtime_first_audio_s.observe(now - ended)
 
     def _ended(self, response: RealtimeResponse) -> None:
         self._runs.pop(response.id, None)

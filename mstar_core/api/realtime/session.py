@@ -15,6 +15,7 @@ from mstar_core.api.realtime.event_log import SentEvents
 from mstar_core.api.realtime.history import new_id
 from mstar_core.api.realtime.wire.dialect import RealtimeDialect
 from mstar_core.errors import MstarError, TimedOut
+from mstar_core.messages.telemetry import REALTIME, SessionNews
 
 CLOSE_S: Final = 5.0
 """Longest wait for a client to read why its session ends."""
@@ -30,7 +31,8 @@ class RealtimeSession:
         self.key = exchange.key
         self.sent = SentEvents()
         self._clock = exchange.service.clock
-        self._ends = self._clock() + limits.realtime_max_s
+        self._began = self._clock()
+        self._ends = self._began + limits.realtime_max_s
         self._idle_s = limits.realtime_idle_s
         facts = {
             "id": self.id,
@@ -71,6 +73,23 @@ class RealtimeSession:
     def is_connected(self) -> bool:
         """Return whether a connection is served."""
         return self._serving is not None
+
+    def news(self) -> SessionNews:
+        """Return its state for the supervisor."""
+        status = self._dialect.conversation.status()
+        return SessionNews(
+            id=self.id,
+            kind=REALTIME,
+            speaks=status.speaks,
+            began=self._began,
+            is_lost=not self.is_connected,
+            answers=status.answers,
+            interrupts=status.interrupts,
+            false_starts=status.false_starts,
+            items=status.items,
+            request=status.request,
+            first_audio_s=status.first_audio_s,
+        )
 
     async def close(self) -> None:
         """Cancel everything that runs."""

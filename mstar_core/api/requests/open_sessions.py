@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from mstar_core.errors import NotFound, Overloaded
+from mstar_core.messages.telemetry import SessionNews
 
 KEPT_S: Final = 60.0
 """Time for which a session without a connection is kept."""
@@ -19,6 +21,9 @@ class OpenSession(Protocol):
 
     @property
     def key(self) -> str: ...
+
+    def news(self) -> SessionNews:
+        """Return its state for the supervisor."""
 
     async def close(self) -> None: ...
 
@@ -35,6 +40,9 @@ class OpenSessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[OpenSession]:
+        return iter(self._sessions.values())
 
     @property
     def connected(self) -> int:

@@ -59,15 +59,17 @@ class AnswerRecord:
 
 @dataclass(slots=True, kw_only=True)
 class ClientSession:
-    """One session. name: of the session in the runtime. running: its requests that run. lease_s: see `NewRequest`.
+    """One session. id: of the client. name: of the session in the runtime. lease_s: see `NewRequest`.
 
-    used: end of its last request, on the clock of the sessions.
+    requests: all so far; running: those that run. used: end of the last one, on the clock of the sessions.
     """
 
+    id: str
     name: str
     began: float
     used: float
     lease_s: float = 0.0
+    requests: int = 0
     running: int = 0
     _answers: OrderedDict[str, array[int]] = field(default_factory=OrderedDict)
     _size: int = 0
@@ -108,6 +110,14 @@ class Sessions:
         self._expire()
         return len(self._sessions)
 
+    def find(self, name: str) -> ClientSession | None:
+        """Return a session by its name in the runtime, None if it has ended."""
+        return self._sessions.get(name)
+
+    def newest(self) -> Iterator[ClientSession]:
+        """Yield the sessions, the one with the latest request first."""
+        return reversed(self._sessions.values())
+
     @contextmanager
     def request(self, key: str, session_id: str) -> Iterator[ClientSession | None]:
         """Return the session of a request for its duration, begun if it is new; None without an id.
@@ -117,7 +127,8 @@ class Sessions:
         if not session_id:
             yield None
             return
-        session = self._opened(name_of(key, session_id))
+        session = self._opened(session_id, name_of(key, session_id))
+        session.requests += 1
         session.running += 1
         try:
             yield session
@@ -140,12 +151,12 @@ class Sessions:
             )
         self._on_end(name)
 
-    def _opened(self, name: str) -> ClientSession:
+    def _opened(self, session_id: str, name: str) -> ClientSession:
         self._expire()
         now = self._clock()
         if name in self._sessions and self._is_over(self._sessions[name], now):
             del self._sessions[name]
-        session = self._sessions.setdefault(name, ClientSession(name=name, began=now, used=now))
+        session = self._sessions.setdefault(name, ClientSession(id=session_id, name=name, began=now, used=now))
         self._sessions.move_to_end(name)
         session.lease_s = min(self._limits.idle_s, max(1.0, session.began + self._limits.ttl_s - now))
         while len(self._sessions) > self._limits.most:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ from mstar_core.observe.frames import (
     HostStatus,
     NodeStatus,
     RankStatus,
+    SessionStatus,
 )
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.observe.metrics import FAMILIES, exposition
@@ -40,7 +41,7 @@ from mstar_core.supervisor.telemetry.metric_samples import shared_samples, socke
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec
     from mstar_core.messages.hosts import HostReading
-    from mstar_core.messages.telemetry import EdgeNews, MetricSample
+    from mstar_core.messages.telemetry import EdgeNews, MetricSample, SessionNews
     from mstar_core.supervisor.child import Child as Process
     from mstar_core.supervisor.hosts.hosts import OtherHosts
     from mstar_core.supervisor.standby import Standby
@@ -117,12 +118,23 @@ class StatePublisher:
             self._edges.setdefault(key, {})[child] = edge
         for sample in telemetry.samples:
             self._api_samples[sample.name, tuple(sample.labels)] = sample
+        if telemetry.sessions is not None:
+            self._put_sessions(telemetry.sessions)
 
     def part(self, child: str) -> None:
         """Drop the state that a child reported, after its end."""
         self.requests.part(child)
+        if child == API:
+            self._put_sessions([])
         for reported in self._edges.values():
             reported.pop(child, None)
+
+    def _put_sessions(self, sessions: Sequence[SessionNews]) -> None:
+        known = {f"{news.kind}/{news.id}": news for news in sessions}
+        for key in [key for key in self.hub.store.sessions if key not in known]:
+            self.hub.remove("sessions", key)
+        for key, news in known.items():
+            self.hub.put("sessions", key, _session(news))
 
     def circumstances(self, child: str) -> Circumstances:
         """Return the memory use of a child that has just died, and recent out-of-memory kills."""
@@ -496,6 +508,24 @@ class StatePublisher:
 
     def _rate(self, now: float, value: float, *what: str) -> float:
         return self._rates[what].at(now, value)
+
+
+def _session(news: SessionNews) -> SessionStatus:
+    return SessionStatus(
+        id=news.id,
+        kind=news.kind,
+        speaks=news.speaks,
+        began=news.began,
+        is_lost=news.is_lost,
+        answers=news.answers,
+        running=news.running,
+        interrupts=news.interrupts,
+        false_starts=news.false_starts,
+        items=news.items,
+        request=news.request,
+        first_audio_ms=_ms(news.first_audio_s),
+        lease_ends=None if news.used is None else news.used + news.lease_s,
+    )
 
 
 def state_of(child: Process) -> str:

@@ -14,7 +14,7 @@ from mstarctl.top.data.lost import without_lost
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
-from mstarctl.top.layout import bench, events, logs, request_list, waterfall
+from mstarctl.top.layout import bench, events, logs, request_list, sessions, waterfall
 from mstarctl.top.layout.footer import Hint, footer
 from mstarctl.top.layout.graph import screen as graph
 from mstarctl.top.layout.header import header
@@ -140,6 +140,12 @@ def bench_body(view: View, state: State, width: int, height: int, size: int) -> 
     return Painted(rows, {row + 1: ("recording", key) for row, key in enumerate(keys)})
 
 
+def sessions_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """Draw the sessions."""
+    rows, keys = sessions.sessions_page(view, width, height, state.sessions)
+    return Painted(rows, {row + 1: ("session", key) for row, key in enumerate(keys)})
+
+
 def request_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
     """Draw one request: its waterfall, then its fields."""
     kept = None if state.trace is None else state.trace.status  # it stays open after it has left the store
@@ -235,5 +241,6 @@ BODIES: Final[dict[str, Page]] = {
     "logs": logs_body,
     "events": events_body,
     "bench": bench_body,
+    "sessions": sessions_body,
     "request": request_body,
 }

@@ -10,8 +10,8 @@ from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.waterfall import Zoom
 
-PAGES: Final = ("overview", "graph", "requests", "ranks", "logs", "events", "bench")
-"""Screens in the order of the keys 1 to 7. `request` is an eighth screen, opened from a row."""
+PAGES: Final = ("overview", "graph", "requests", "ranks", "logs", "events", "bench", "sessions")
+"""Screens in the order of the keys 1 to 8. `request` is a ninth screen, opened from a row."""
 
 TITLES: Final = {name: name.capitalize() for name in PAGES}
 
@@ -29,6 +29,7 @@ class State:
     requests: Window = field(default_factory=Window)
     events: Window = field(default_factory=Window)
     bench: Window = field(default_factory=Window)
+    sessions: Window = field(default_factory=Window)
     rank: str | None = None
     node: str = ""
     walk: str = ""

@@ -14,6 +14,7 @@ import soundfile
 from mstar_core.api.realtime.sound.formats import SoundFormat
 from mstar_core.api.realtime.sound.resampling import resampled_whole
 from mstar_core.messages.requests import NewRequest
+from mstar_core.messages.telemetry import SessionNews
 from tests.api.conftest import Api, Started
 from tests.api.realtime.client import RealtimeClient, conversing
 from tests.fakes.conductor import FakeDeployment, echo, say
@@ -29,6 +30,12 @@ def spoken(before_s: float = 0.5, after_s: float = 1.0) -> np.ndarray:
     word = resampled_whole(samples, rate, RATE)
     silences = [np.zeros(int(length * RATE), np.int16) for length in (before_s, after_s)]
     return np.concatenate([silences[0], word, silences[1]])
+
+
+def news(api: Api) -> SessionNews:
+    """Return what the supervisor gets about the only session."""
+    (session,) = api.process.link.sessions()
+    return session
 
 
 async def configure(client: RealtimeClient, **sound: Any) -> None:
@@ -123,8 +130,10 @@ async def test_speech_interrupts_an_answer_which_is_cut_where_it_was_played(star
             await client.say("tell")
             await client.send("response.create")
             item_id = (await client.until("response.output_audio.delta"))["item_id"]
+            assert news(api).speaks == "model"
             await client.hear(spoken())
             await client.until("input_audio_buffer.speech_started")
+            assert (news(api).speaks, news(api).interrupts, news(api).answers) == ("interrupted", 1, 1)
             done = (await client.until("response.done"))["response"]
             assert (done["status"], done["status_details"]["reason"]) == ("cancelled", "turn_detected")
             assert "input_audio_buffer.speech_stopped" not in client.kinds, "the answer ends before the turn"
@@ -134,6 +143,9 @@ async def test_speech_interrupts_an_answer_which_is_cut_where_it_was_played(star
             await client.respond(output_modalities=["text"])
             prompt = api.fake.prompt(api.fake.requests[1])
             assert prompt.startswith("<user>tell<assistant>one two <user>[audio"), prompt
+            told = news(api)
+            assert (told.speaks, told.items, told.request) == ("silence", 4, api.fake.requests[1].request_id)
+            assert told.lease_s > 0 and told.used is not None and not told.running
         await api.until(lambda: not len(api.process.registry))
         assert "mstar_realtime_interrupts_total 1.0" in (await api.client.get("/metrics")).text
 
