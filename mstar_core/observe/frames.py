@@ -350,7 +350,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One session of a client; its key is its id behind its kind, `realtime/sess_1`.
 
     kind: `realtime`, or `chat` for requests with a `session_id`. speaks: `user`, `model`, `interrupted` (the user, over
-    an answer that this stopped), `thinking` (an answer has no output yet) or `silence`. is_lost: it waits for its client
+    an answer that this stopped), `thinking` (an answer has no output yet), `silence`. is_lost: it waits for its client
     to connect again. answers: begun; running: requests. false_starts: detected speech of less than 0.2 s. items: of the
     conversation. first_audio_ms: from the end of the last turn to the first sound of its answer. lease_ends: time until
     which its cached pages are kept if it stays idle; None: it has had no request yet. request: id of the latest one;
