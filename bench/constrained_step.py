@@ -17,10 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import sysconfig
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.engine_step import SPEC
+from bench.families.words import common_pieces
 from bench.gpu_llm import CONSTRAINTS, RECORDS
 from bench.serving.figures import Figures, head, write
 from mstar_core.constraints.answers import of_answer
@@ -81,16 +79,7 @@ def now() -> tuple[float, float]:
 
 def vocabulary() -> TokenTable:
     """Return the pieces of words that are most common in the standard library, with and without a space before them."""
-    counts: Counter[str] = Counter()
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        counts.update(re.findall(r" ?[A-Za-z]+|[0-9]{1,3}| ?[^\sA-Za-z0-9]+|\s+", text))
-    pieces: Counter[str] = Counter()
-    for word, count in counts.items():
-        for start in range(min(len(word), 8)):
-            for end in range(start + 1, min(len(word), start + 14) + 1):
-                pieces[word[start:end]] += count
-    chosen = [piece.encode() for piece, _ in sorted(pieces.items(), key=lambda item: (-item[1], item[0]))]
+    chosen = [piece.encode() for piece in common_pieces()]
     singles = [bytes([value]) for value in range(256)]
     known = frozenset(singles)
     tokens = [*singles, *(text for text in chosen if text not in known)][:WORDS]

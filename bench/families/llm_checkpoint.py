@@ -1,6 +1,7 @@
 """A checkpoint folder of Qwen3-8B's sizes with random weights made on the device, and LoRA adapters of it.
 
-Config and ids are those of Qwen/Qwen3-8B; the tokenizer is that of `llm:tiny` with a word for every other id.
+Config and ids are those of Qwen/Qwen3-8B. The tokenizer is that of `llm:tiny`, with a piece of a word for every other
+id.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from bench.families.words import with_words
+from bench.families.words import with_pieces
 from mstar_core.weights.random_fill import MARKER
 from mstar_llm.checkpoint.config import CONFIG, GENERATION
 from mstar_llm.plugin import OFFICIAL
@@ -53,7 +54,7 @@ def write_random(folder: Path, seed: int) -> Path:
     for token in tokenizer["added_tokens"]:
         token["id"] = IDS[token["content"]]
     # An added token keeps an id inside the vocabulary only if the vocabulary has it too.
-    tokenizer["model"]["vocab"] = with_words(tokenizer["model"]["vocab"] | IDS, OFFICIAL.vocab)
+    tokenizer["model"]["vocab"] = with_pieces(tokenizer["model"]["vocab"] | IDS, OFFICIAL.vocab)
     _write(folder / FILE, tokenizer)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     _write(folder / CONFIG, config | _sizes())
