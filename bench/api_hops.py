@@ -37,7 +37,8 @@ from mstar_core.messages.life import Hello, PeerReady, PeerUp, Phase, Ping, Serv
 from mstar_core.messages.requests import RequestFinished
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.messages.work import RunWalks, WalkDone
-from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endpoint
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport.shm import TensorTransport
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, Sizes
 from tests.api.own_process import own_api, spec_in
 

@@ -33,13 +33,13 @@ from mstar_core.transport import (
     CurveKeys,
     Mailbox,
     RemoteAccess,
-    loan_of,
     mailbox_endpoint,
     make_keys,
     read_keys,
     write_keys,
 )
 from mstar_core.transport.shm import TensorTransport
+from mstar_core.transport.tensors import loan_of
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"

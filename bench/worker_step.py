@@ -24,8 +24,8 @@ from mstar_core.messages.flow import Outputs
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunWalk, RunWalks
-from mstar_core.transport import loan_of
 from mstar_core.transport.shm import TensorTransport
+from mstar_core.transport.tensors import loan_of
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 from mstar_orpheus.plugin import ORPHEUS

@@ -45,6 +45,12 @@ def test_a_light_package_of_the_core_loads_without_torch(package: str, fresh_pyt
     assert fresh_python(f"import {package}").loaded(("torch", "transformers", "sanic", "textual")) == set()
 
 
+@pytest.mark.parametrize("process", ["agent.main", "conductor.main", "supervisor.main", "weights.fetch"])
+def test_a_process_without_tensors_loads_no_numpy(process: str, fresh_python: Callable[[str], Any]) -> None:
+    """numpy takes a fifth of the import time of such a process, and memory in each."""
+    assert fresh_python(f"import mstar_core.{process}").loaded(("numpy", "torch", "transformers", "textual")) == set()
+
+
 def is_light(module: str) -> bool:
     """Return whether a module belongs to a package that a light module may load."""
     return any(module == name or module.startswith(f"{name}.") for name in LIGHT)

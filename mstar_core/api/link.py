@@ -52,11 +52,11 @@ from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import log_lost
 from mstar_core.process.life import SUPERVISOR, ChildArguments
 from mstar_core.process.sockets import ChildSockets
-from mstar_core.transport import Courier, Malformed, Spin, loan_of
+from mstar_core.transport import Courier, Malformed, Spin
 from mstar_core.transport.courier import REQUEST_BYTES
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.room import Room
-from mstar_core.transport.tensors import inline
+from mstar_core.transport.tensors import inline, loan_of
 
 TURN_S: Final = 0.1
 """Interval of telemetry while there are requests."""

@@ -58,7 +58,7 @@ from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 from mstar_core.process.failures import attempt, log_lost
 from mstar_core.process.leftovers import Leftovers
-from mstar_core.transport.tensors import in_parts
+from mstar_core.transport.message_parts import in_parts
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from mstar_core.plugin.program import (
     Wish,
 )
 from mstar_core.plugin.spec import ModelSpec, Partition
-from mstar_core.transport.tensors import inline_bytes
+from mstar_core.transport.message_parts import inline_bytes
 
 
 @dataclass(slots=True)

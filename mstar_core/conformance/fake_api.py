@@ -35,8 +35,8 @@ from mstar_core.plugin.surface import EVENTS, PROGRESS
 from mstar_core.transport.tensors import inline
 
 if TYPE_CHECKING:
-    from mstar_core.transport import TensorTransport
     from mstar_core.transport.dtypes import Array
+    from mstar_core.transport.shm import TensorTransport
 
 DEADLINE_S = 600.0
 NUMBERS = ("action", "scalar", "tensor", "embedding", PROGRESS)

@@ -33,8 +33,9 @@ from mstar_core.messages.life import PeerReady
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.plugin.processor import Processor
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.transport import RemoteAccess, TensorTransport, make_keys
+from mstar_core.transport import RemoteAccess, make_keys
 from mstar_core.transport.arena import MIB
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.incoming.blobs import BlobReads
 from mstar_core.worker.incoming.reads import Incoming, TensorReads

@@ -6,6 +6,7 @@ supervisor that is killed meanwhile must take its children along, so this module
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 
@@ -16,6 +17,7 @@ def main() -> None:
     """Prepare this process, and run the module as `python -m` does."""
     _, parent, module, *arguments = sys.argv
     prepare_process(int(parent))
+    gc.disable()  # until `end_imports`: imports make little garbage, and collections took an eighth of a worker's
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -37,6 +37,7 @@ from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
 from mstar_core.process.peers import Peers
 from mstar_core.process.silences import Silences
+from mstar_core.process.system import end_imports
 from mstar_core.ticks import next_tick
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ChildArguments(NamedTuple):
 
 def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
     """Parse `SPEC --incarnation N --supervisor ENDPOINT [--rank R [--meet PLACE]]`, start the log. See `entry.py`."""
+    end_imports()
     parser = argparse.ArgumentParser(prog=f"mstar_core.{kind}")
     parser.add_argument("spec", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -15,8 +16,11 @@ from mstar_core.closing import Closing
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.messages.wire import WireCodec
 from mstar_core.process.life import ChildArguments, ChildLife
-from mstar_core.transport import KEYS_FILE, Courier, Mailbox, RemoteAccess, TensorTransport, read_keys
+from mstar_core.transport import KEYS_FILE, Courier, Mailbox, RemoteAccess, read_keys
 from mstar_core.transport.courier import MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from mstar_core.transport.shm import TensorTransport
 
 
 def remote_access(spec: DeploymentSpec) -> RemoteAccess | None:
@@ -53,6 +57,10 @@ class ChildSockets(Closing):
 
     def open_tensors(self) -> TensorTransport:
         """Open the transport by which this process lends tensors and reads those of others. Raises TransportError."""
+        from mstar_core.transport.shm import (
+            TensorTransport,  # here, because it loads numpy, which not all children need
+        )
+
         tensors = TensorTransport(self.life.name, self.life.incarnation, self._spec.ipc_dir, remote=self._remote)
         self._opened.append(tensors)
         self._tensors = tensors

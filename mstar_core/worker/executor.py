@@ -48,7 +48,7 @@ from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunW
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, LOGPROBS, PROGRESS, units_of
 from mstar_core.process.failures import attempt
-from mstar_core.transport import TensorTransport
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.worker.adapters import RankAdapters
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves

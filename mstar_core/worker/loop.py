@@ -22,7 +22,8 @@ from mstar_core.messages.wire import Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.process.leftovers import Leftovers
 from mstar_core.process.life import ChildLife
-from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
+from mstar_core.transport import Mailbox, Malformed, Spin
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.worker.adapters import POLL_S
 from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor

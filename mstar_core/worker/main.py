@@ -22,7 +22,8 @@ from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildArguments, ChildLife, start_child
 from mstar_core.process.sockets import ChildSockets
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
-from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport
+from mstar_core.transport import Courier, Mailbox, Spin
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.worker.adapters import RankAdapters, banks_of
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.incoming.blobs import BlobReads

@@ -32,8 +32,9 @@ from mstar_core.messages.requests import ErrorInfo, RequestFinished, SavedLoop, 
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
-from mstar_core.transport import TensorTransport, loan_of
-from mstar_core.transport.tensors import PART_BYTES, in_parts, inline, inline_bytes
+from mstar_core.transport.message_parts import PART_BYTES, in_parts, inline_bytes
+from mstar_core.transport.shm import TensorTransport
+from mstar_core.transport.tensors import inline, loan_of
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
 from mstar_core.worker.incoming.arrivals import handles_of, refs_of
 from mstar_core.worker.incoming.reads import Incoming, TensorReads

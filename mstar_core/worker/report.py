@@ -16,7 +16,7 @@ from mstar_core.engine.runner import NodeRunner
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.process.leftovers import Leftovers
 from mstar_core.process.life import ChildLife
-from mstar_core.transport import TensorTransport
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import Steps

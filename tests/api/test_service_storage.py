@@ -22,7 +22,7 @@ import pytest
 
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.tensors import InlineTensor
-from mstar_core.transport import TensorTransport
+from mstar_core.transport.shm import TensorTransport
 from tests.api.conftest import LIMIT_S, Started
 from tests.fakes import media
 from tests.fakes.conductor import echo

@@ -25,7 +25,9 @@ from mstar_core.messages.requests import (
 )
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.transport import Courier, Fetch, Mailbox, Malformed, RemoteAccess, TensorTransport, mailbox_endpoint
+from mstar_core.transport import Courier, Mailbox, Malformed, RemoteAccess, mailbox_endpoint
+from mstar_core.transport.blobs.client import Fetch
+from mstar_core.transport.shm import TensorTransport
 
 M = TypeVar("M")
 Script = Callable[["FakeDeployment", NewRequest], None]

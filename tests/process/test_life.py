@@ -24,7 +24,7 @@ from mstar_core.messages.wire import WIRE_VERSION, Envelope, Message
 from mstar_core.process.failures import note_fatal
 from mstar_core.process.life import PING_LIMIT_S, ChildLife
 from mstar_core.process.logs import LINE_LIMIT_BYTES, JsonFormatter, request_scope
-from mstar_core.process.system import keep_start, set_exact_timers
+from mstar_core.process.system import end_imports, keep_start, set_exact_timers
 from tests.fakes.courier import FakeCourier
 
 
@@ -261,6 +261,16 @@ def test_a_huge_line_is_shortened_and_stays_json() -> None:
     text = formatted("%s", "x" * (2 * LINE_LIMIT_BYTES))
     assert len(text) < LINE_LIMIT_BYTES
     assert json.loads(text)["cut"] > LINE_LIMIT_BYTES
+
+
+def test_collections_begin_after_the_imports_of_a_child_and_pass_over_their_objects() -> None:
+    try:
+        gc.disable()
+        end_imports()
+        assert gc.isenabled() and gc.get_freeze_count() > 1000 > len(gc.get_objects())
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_objects_of_the_start_are_excluded_from_collections() -> None:

@@ -18,7 +18,8 @@ from mstar_core.messages.wire import WIRE_VERSION, Envelope
 from mstar_core.messages.work import CloseRequest
 from mstar_core.process.life import ChildArguments
 from mstar_core.process.sockets import ChildSockets, remote_access
-from mstar_core.transport import KEYS_FILE, CurveKeys, Mailbox, TensorTransport, make_keys, write_keys
+from mstar_core.transport import KEYS_FILE, CurveKeys, Mailbox, make_keys, write_keys
+from mstar_core.transport.shm import TensorTransport
 
 WAIT_S = 60.0
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import ShmTensor
-from mstar_core.transport import Arena, ArenaReader, FdServer, arena_path
-from mstar_core.transport.arena import FreeList
+from mstar_core.transport import arena_path
+from mstar_core.transport.arena import Arena, ArenaReader, FdServer, FreeList
 
 KIB = 1024
 

@@ -23,11 +23,13 @@ import zmq
 
 from mstar_core.errors import TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor
-from mstar_core.transport import CurveKeys, Fetch, Mailbox, RemoteAccess, TensorTransport, mailbox_endpoint
+from mstar_core.transport import CurveKeys, Mailbox, RemoteAccess, mailbox_endpoint
 from mstar_core.transport.blobs import transfers
+from mstar_core.transport.blobs.client import Fetch
 from mstar_core.transport.blobs.pieces import PIECE_BYTES, WINDOW, Piece
 from mstar_core.transport.blobs.server import BlobServer
 from mstar_core.transport.curve import connect_curve, make_keys, serve_curve, write_keys
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.transport.zap import Authenticator
 from tests.transport.relay import Relay
 

@@ -15,7 +15,8 @@ import pytest
 
 from mstar_core.errors import PeerStalled, TransportError
 from mstar_core.messages.tensors import ShmTensor
-from mstar_core.transport import ArenaReader, Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport.arena import ArenaReader
 from mstar_core.transport.shm import TensorTransport
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,7 @@ import pytest
 
 from mstar_core.errors import ArenaFull
 from mstar_core.messages.tensors import ShmTensor
-from mstar_core.transport import Arena
-from mstar_core.transport.arena import Growth
+from mstar_core.transport.arena import Arena, Growth
 from mstar_core.transport.room import Room
 
 KIB = 1024

@@ -17,9 +17,10 @@ import pytest
 
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
-from mstar_core.transport import RemoteAccess, loan_of, make_keys
+from mstar_core.transport import RemoteAccess, make_keys
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.shm import INLINE_BYTES, TensorTransport
+from mstar_core.transport.tensors import loan_of
 
 MIB = 1 << 20
 WAIT_S = 60.0

@@ -11,8 +11,7 @@ import torch
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor
 from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
-from mstar_core.transport import loan_of
-from mstar_core.transport.tensors import inline
+from mstar_core.transport.tensors import inline, loan_of
 from mstar_core.worker.incoming.arrivals import Arrivals
 from mstar_core.worker.peer_memory.transport import FIRST_SLOT, PATIENCE_S, PeerMemory
 from tests.fakes.shared_memory import SharedMemory

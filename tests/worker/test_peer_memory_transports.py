@@ -23,7 +23,8 @@ import torch
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.host.network import window
 from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
-from mstar_core.transport import TensorTransport, loan_of
+from mstar_core.transport.shm import TensorTransport
+from mstar_core.transport.tensors import loan_of
 from mstar_core.worker.arrays import to_array, to_tensor
 from mstar_core.worker.peer_memory.memory import DeviceMemory
 from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory

@@ -12,8 +12,9 @@ from mstar_core.errors import TransportError
 from mstar_core.messages.flow import TensorFreed
 from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.messages.wire import Sender
-from mstar_core.transport import Fetch, TensorTransport
+from mstar_core.transport.blobs.client import Fetch
 from mstar_core.transport.dtypes import Array
+from mstar_core.transport.shm import TensorTransport
 
 if TYPE_CHECKING:
     Arrived = Callable[[Mapping[str, Array] | TransportError], None]

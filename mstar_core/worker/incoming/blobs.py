@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mstar_core.errors import TransportError
 from mstar_core.messages.tensors import ShmTensor, TensorRef
-from mstar_core.transport import Fetch, TensorTransport
+from mstar_core.transport.blobs.client import Fetch
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.transport.tensors import Loan, loan_of
 from mstar_core.worker.arrays import to_tensor
 

@@ -17,8 +17,8 @@ import torch
 from mstar_core.closing import Closing
 from mstar_core.errors import ArenaFull, MstarError, TransportError
 from mstar_core.messages.tensors import PeerTensor, TensorRef
-from mstar_core.transport import loan_of
 from mstar_core.transport.arena import ALIGN_BYTES, COUNTER_BITS, FreeList
+from mstar_core.transport.tensors import loan_of
 
 if TYPE_CHECKING:
     from torch import Tensor
