@@ -71,11 +71,11 @@ class WebSocket:
         received = self._connection.ws_proto.close_rcvd
         return received is not None and received.code in (NORMAL, NO_CODE)
 
-    async def close(self, reason: str) -> None:
+    async def close(self, reason: str, code: int = NORMAL) -> None:
         """Close the connection within the stall timeout. Raises nothing if it is gone."""
         with suppress(TimeoutError, SanicException, OSError):
             async with asyncio.timeout(self._stall_s):
-                await self._connection.close(NORMAL, reason.encode()[:REASON_BYTES].decode(errors="ignore"))
+                await self._connection.close(code, reason.encode()[:REASON_BYTES].decode(errors="ignore"))
 
     async def fail(self, message: str, reason: str) -> None:
         """Send an error as text and close the connection, within the stall timeout."""

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from mstar_core.api.errors import Stalled
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.http.websocket import WebSocket
+from mstar_core.api.http.websocket import GOING_AWAY, NORMAL, WebSocket
 from mstar_core.api.realtime.event_log import SentEvents
 from mstar_core.api.realtime.history import new_id
 from mstar_core.api.realtime.wire.dialect import RealtimeDialect
-from mstar_core.errors import MstarError, TimedOut
+from mstar_core.errors import MstarError, TimedOut, Unavailable
 from mstar_core.messages.telemetry import REALTIME, SessionNews
 
 CLOSE_S: Final = 5.0
@@ -41,6 +41,7 @@ class RealtimeSession:
         }
         self._dialect = RealtimeDialect(exchange, self.sent, facts, patch)
         self._serving: asyncio.Task[Any] | None = None
+        self._socket: WebSocket | None = None
 
     async def serve(self, exchange: Exchange, socket: WebSocket) -> bool:
         """Serve a connection until it ends, and return whether the session ends with it.
@@ -49,6 +50,7 @@ class RealtimeSession:
         """
         task = asyncio.current_task()
         before, self._serving = self._serving, task
+        self._socket = socket
         if before is not None:
             before.cancel()
         writer = asyncio.create_task(self._write(exchange, socket), name=f"events of {self.id}")
@@ -60,7 +62,6 @@ class RealtimeSession:
                 return False
             return socket.is_closed_by_client
         except TimedOut as error:
-            self._dialect.end(error)
             await self._finish(socket, error)
             return True
         finally:
@@ -92,7 +93,10 @@ class RealtimeSession:
         )
 
     async def close(self) -> None:
-        """Cancel everything that runs."""
+        """Cancel everything that runs. A client that is still connected gets the reason, and close code 1001."""
+        if self._serving is not None and self._socket is not None:
+            stops = Unavailable("the deployment is stopping", hint="begin a new session later", code="draining")
+            await self._finish(self._socket, stops, GOING_AWAY)
         await self._dialect.conversation.close()
 
     async def _read(self, socket: WebSocket) -> None:
@@ -115,8 +119,10 @@ class RealtimeSession:
         except Stalled:
             exchange.abort(drops=True)
 
-    async def _finish(self, socket: WebSocket, error: MstarError) -> None:
+    async def _finish(self, socket: WebSocket, error: MstarError, close_code: int = NORMAL) -> None:
+        """Send an error as the last event, and close the connection with its code as the reason."""
+        self._dialect.end(error)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.sent.all_read()
-        await socket.close(error.code)
+        await socket.close(error.code, close_code)

@@ -12,6 +12,9 @@ from mstar_core.messages.telemetry import SessionNews
 KEPT_S: Final = 60.0
 """Time for which a session without a connection is kept."""
 
+RETRY_S: Final = 5
+"""Time after which a client that found no place may try again."""
+
 
 class OpenSession(Protocol):
     """A session. key: of its client."""
@@ -52,7 +55,12 @@ class OpenSessions:
     def check_room(self) -> None:
         """Raise Overloaded if every place is taken by a session with a connection."""
         if self.connected >= self.most:
-            raise Overloaded(f"{self.most} realtime sessions are open", hint="close one", code="session_limit")
+            raise Overloaded(
+                f"{self.most} realtime sessions are open",
+                hint="close one, or retry later",
+                code="session_limit",
+                retry_after_s=RETRY_S,
+            )
 
     def add(self, session: OpenSession) -> None:
         """Hold a session that has a connection. Raises Overloaded."""

@@ -10,7 +10,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.access import check_key, key_of
 from mstar_core.api.http.client_secrets import ClientSecret
-from mstar_core.api.http.websocket import WebSocket
+from mstar_core.api.http.websocket import WebSocket, check_handshake
 from mstar_core.api.realtime.history import new_id
 from mstar_core.api.realtime.session import RealtimeSession
 from mstar_core.api.realtime.wire.server_events import EVENT_ID
@@ -40,17 +40,22 @@ async def realtime(exchange: Exchange) -> HTTPResponse | None:
         raise problem
     query = _query(exchange)
     check_name(exchange, query.get("model"))
+    check_handshake(exchange.request.headers, limits.cors_origins)
     session = _resumed(exchange, query) if "resume" in query else None
+    is_new = session is None
     if session is None:
         service.sessions.check_room()
         session = RealtimeSession(exchange, {} if secret is None else secret.session)
+        service.sessions.add(session)  # before the handshake, so that a full house is an HTTP response
     protocols = [PROTOCOL] if PROTOCOL in _protocols(exchange) else None
-    socket = await WebSocket.open(exchange.request, limits.cors_origins, limits.stall_timeout_s, protocols)
+    try:
+        socket = await WebSocket.open(exchange.request, limits.cors_origins, limits.stall_timeout_s, protocols)
+    except BaseException:
+        if is_new:
+            service.sessions.end(session.id)
+        raise
     exchange.has_begun = True
-    if "resume" in query:
-        service.sessions.join(session)
-    else:
-        service.sessions.add(session)
+    service.sessions.join(session)
     if await session.serve(exchange, socket):
         service.sessions.end(session.id)
     elif not session.is_connected:

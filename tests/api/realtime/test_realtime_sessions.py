@@ -177,10 +177,41 @@ async def test_sessions_have_a_limit_and_those_without_a_connection_give_way(sta
         async with conversing(api) as client:
             status, error = await refusal(api)
             assert (status, error["code"]) == (429, "session_limit")
+            assert "close one" in error["message"]
             client.socket.transport.abort()
         await api.until(lambda: not service_of(api).sessions.connected)
         async with conversing(api):
             assert len(service_of(api).sessions) == 1
+
+
+async def test_clients_that_come_at_once_get_a_place_or_a_refusal_before_the_handshake(started: Started) -> None:
+    async def attempt(api: Api) -> int:
+        try:
+            async with conversing(api) as client:
+                await everyone.wait()
+                await client.say("hi")
+                return 101
+        except InvalidStatus as refused:
+            assert refused.response.headers["Retry-After"] == "5"
+            return refused.response.status_code
+        finally:
+            done.append(None)
+
+    everyone, done = asyncio.Event(), list[None]()
+    async with started(echo, model=SPEC, realtime_max_sessions=2) as api:
+        attempts = [asyncio.create_task(attempt(api)) for _ in range(8)]
+        await api.until(lambda: len(done) == 6)
+        everyone.set()
+        assert sorted(await asyncio.gather(*attempts)) == [101, 101, *[429] * 6]
+        await api.until(lambda: not len(service_of(api).sessions))
+
+
+async def test_a_handshake_that_fails_takes_no_place(started: Started) -> None:
+    async with started(echo, model=SPEC, realtime_max_sessions=1) as api:
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "7"}
+        assert (await api.client.get("/v1/realtime", headers=headers)).status_code == 400
+        async with conversing(api) as client:
+            await client.say("hi")
 
 
 @pytest.mark.parametrize("limit", ["realtime_idle_s", "realtime_max_s"])
@@ -232,7 +263,10 @@ async def test_the_end_of_the_api_ends_its_sessions(started: Started) -> None:
         await client.say("hi")
         await client.send("response.create")
         await api.fake.next_request()
-        await api.process.close()
+        closing = asyncio.create_task(api.process.close())
+        error = (await client.until("error"))["error"]
+        assert error["code"] == "draining" and "later" in error["message"]
         with pytest.raises(ConnectionClosed):
-            while True:
-                await client.next()
+            await client.next()
+        assert client.socket.close_code == 1001
+        await closing
