@@ -11,9 +11,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mstarctl.bench.target import BenchTarget
+
+if TYPE_CHECKING:
+    from mstarctl.client import AdminClient
 
 PACKAGES: Final = (
     "mstarctl",
@@ -32,6 +35,11 @@ SMI_S: Final = 20
 
 def environment(target: BenchTarget) -> dict[str, Any]:
     """Return what a reader needs to judge or repeat a run."""
+    return {**host_environment(), "server": server_facts(target)}
+
+
+def host_environment() -> dict[str, Any]:
+    """Return versions, host, GPUs and sources."""
     packages = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     packages |= {
         dist.metadata["Name"]: dist.version
@@ -51,23 +59,25 @@ def environment(target: BenchTarget) -> dict[str, Any]:
         },
         "gpus": gpus(),
         "source": source(),
-        "server": server_facts(target),
     }
 
 
 def server_facts(target: BenchTarget) -> dict[str, Any]:
     """Return the model, endpoint, placement and configuration of the server, as far as it tells."""
     facts: dict[str, Any] = {"url": target.url, "model": target.model, "is_tiny": target.card.is_tiny}
-    if target.admin is None:
-        return facts
-    snapshot = target.admin.snapshot(("ranks", "nodes"))
+    return facts if target.admin is None else {**facts, **deployment_facts(target.admin)}
+
+
+def deployment_facts(admin: AdminClient) -> dict[str, Any]:
+    """Return name, configuration and placement of a deployment."""
+    snapshot = admin.snapshot(("ranks", "nodes"))
     head = snapshot["deployment"]
     kept = ("name", "config", "versions", "transport", "weights", "restarts", "slots", "queue_limit", "pages_total")
     placement = {
         key: {name: rank.get(name) for name in ("device", "nodes") if name in rank}
         for key, rank in snapshot["ranks"].items()
     }
-    return {**facts, **{name: head.get(name) for name in kept}, "boot": snapshot.get("boot"), "ranks": placement}
+    return {**{name: head.get(name) for name in kept}, "boot": snapshot.get("boot"), "ranks": placement}
 
 
 def source() -> dict[str, Any]:

@@ -61,6 +61,13 @@ class ResultFolder:
                 hint=f"this version reads up to {SCHEMA}: update mstarctl",
                 file=str(file),
             )
+        if facts.get("kind"):
+            raise ConfigError(
+                f"{file} is a result of {facts['kind']}",
+                "it has no requests",
+                f"mstarctl bench show {file.parent}",
+                file=str(file),
+            )
         return cls(path=file.parent, facts=facts)
 
     @property

@@ -346,6 +346,7 @@ def show(
     output: Format = "table",
 ) -> None:
     """Show a result, computed again from its raw data, or the points and the knee of a sweep."""
+    from mstarctl.bench.conversation.stored import facts_of, lines_of
     from mstarctl.bench.result import ResultFolder
     from mstarctl.bench.show.again import again, by_status, slowest_lines
     from mstarctl.bench.show.plot import sweep_facts, sweep_plot
@@ -357,6 +358,9 @@ def show(
         raise UsageError(f"--by is {by!r}", hint=did_you_mean(by, ("node", "status")))
     if (sweep_found := sweep_facts(folder)) is not None:
         _print(printer, output, sweep_found, sweep_plot, sweep_markdown)
+        return
+    if (spoken := facts_of(folder)) is not None:
+        _print(printer, output, spoken, lines_of, lambda facts: "\n".join(["```", *lines_of(facts), "```"]))
         return
     opened = ResultFolder.opened(folder)
     outcomes = opened.outcomes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,13 +13,13 @@ from mstar_core.errors import ConfigError, ExitCode, UsageError
 from mstarctl.complete import ServedName
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
+from mstarctl.output.units import counted
 
 if TYPE_CHECKING:
     from mstarctl.commands.call import Server
     from mstarctl.talk.turns import SoundTurn
 
-SPREADS: Final = ("first_audio", "gap", "interrupt", "lag")
-COUNTS: Final = ("underruns", "false_starts", "unanswered", "errors")
+DEFAULT_TURNS: Final = 8
 
 
 def conversation(
@@ -26,7 +27,10 @@ def conversation(
     target: ServedName = None,
     url: Annotated[str | None, typer.Option("--url", help="any server with /v1/realtime, in place of NAME")] = None,
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="conversations at once")] = 1,
-    turns: Annotated[int, typer.Option("--turns", min=1, help="spoken turns of each")] = 8,
+    turns: Annotated[int | None, typer.Option("--turns", min=1, help="spoken turns of each  [default: 8]")] = None,
+    duration: Annotated[
+        str | None, typer.Option("--duration", help="in place of --turns: no turn begins after this time")
+    ] = None,
     interrupts: Annotated[
         float, typer.Option("--interrupts", min=0, max=1, help="share of answers that the next turn interrupts")
     ] = 0.25,
@@ -36,21 +40,44 @@ def conversation(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="draws sounds, pauses and interrupts")] = 0,
     timeout: Annotated[str, typer.Option("--timeout", help="of one answer")] = "30s",
+    params: Annotated[
+        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="a parameter of the model; repeatable")
+    ] = None,
+    asserts: Annotated[
+        str | None,
+        typer.Option("--assert", metavar="TERMS", help='"p50.first_audio<300ms, underruns<=0"; else exit 8'),
+    ] = None,
+    allow_few: Annotated[bool, typer.Option("--allow-few", help="assert percentiles of few samples too")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder of the result")] = None,
+    label: Annotated[str, typer.Option("--label", help="name of the run in its result")] = "",
     api_key: Annotated[str | None, typer.Option("--api-key", help="also MSTAR_API_KEY")] = None,
 ) -> None:
     """Measure spoken conversations: microphones that stay open, pauses, interrupts.
 
-    The server finds the turns, so it needs the extra realtime. Exits with 8 if no turn was answered.
+    The server finds the turns, so it needs the extra realtime. Exits with 8 if no turn was answered or an assertion
+    fails.
     """
-    from mstarctl.bench.conversation.client import converse
-    from mstarctl.bench.conversation.figures import DEFINITIONS, figures
+    from mstarctl.bench.conversation.client import Conversations
+    from mstarctl.bench.conversation.figures import DEFINITIONS, METRICS, by_metric, figures
+    from mstarctl.bench.conversation.memory import reading_memory
     from mstarctl.bench.conversation.plan import planned
+    from mstarctl.bench.conversation.stored import KIND, lines_of, places_of, reserve, store
+    from mstarctl.bench.environment import deployment_facts, host_environment
+    from mstarctl.bench.measure.terms import judge, parse_terms
+    from mstarctl.call.ask import parse_params
+    from mstarctl.client.admin import AdminClient
     from mstarctl.commands.call import served
     from mstarctl.talk.turns import read_turn
 
     printer = Printer.of(ctx)
+    if turns is not None and duration is not None:
+        raise UsageError("--turns and --duration exclude each other", hint="choose one of them")
+    terms = parse_terms(asserts or "", "--assert", is_goal=False, known=METRICS)
     timeout_s = parse_duration(timeout, "--timeout")
+    duration_s = None if duration is None else parse_duration(duration, "--duration")
+    count = turns or (DEFAULT_TURNS if duration_s is None else None)
     sounds = [read_turn(path) for path in files or ()]
+    fields = parse_params(params or [])
     with served(printer.options, target, api_key, printer, url=url) as server:
         if not {"audio"} <= set(server.card.inputs) or "audio" not in server.card.outputs:
             raise UsageError(
@@ -59,18 +86,50 @@ def conversation(
                 "mstarctl bench run measures other requests",
             )
         sounds = sounds or _sampled(server)
-        plans = planned(sounds, sessions=sessions, turns=turns, interrupt_share=interrupts, seed=seed)
-        printer.say(f"{sessions * turns} turns in {sessions} conversations at once")
-        outcomes = asyncio.run(converse(server.address, server.card.name, plans, timeout_s))
-    found = figures(outcomes)
+        partial = None if out is None else reserve(out)
+        plans = [
+            planned(sounds, session=number, turns=count, interrupt_share=interrupts, seed=seed)
+            for number in range(sessions)
+        ]
+        length = f"{duration} long" if count is None else f"{counted(count, 'turn')} each"
+        printer.say(f"{counted(sessions, 'conversation')} at once, {length}")
+        held = Conversations(
+            address=server.address,
+            model=server.card.name,
+            timeout_s=timeout_s,
+            turns=count or 0,
+            duration_s=duration_s,
+            params=fields,
+        )
+        admin = None if server.run is None else AdminClient.of(server.run)
+        with reading_memory(admin) as memory:
+            outcomes = asyncio.run(held.hold(plans))
+        where = {"url": server.address.url, "model": server.card.name}
+        environment = {**host_environment(), "server": where if admin is None else {**where, **deployment_facts(admin)}}
+    found = {**figures(outcomes), "memory_growth": memory.growth}
+    judged = [judge(term, by_metric(found), allows_few=allow_few) for term in terms]
+    facts: dict[str, Any] = {
+        "kind": KIND,
+        "label": label,
+        "seed": seed,
+        "interrupts": interrupts,
+        "params": fields,
+        "duration_s": duration_s,
+        "figures": found,
+        "memory": places_of(memory.facts()),
+        "asserts": [dataclasses.asdict(one) for one in judged],
+        "definitions": dict(DEFINITIONS),
+    }
     for message in dict.fromkeys(error for outcome in outcomes for error in outcome.errors):
         printer.warn(message)
+    if out is not None and partial is not None:
+        printer.say(f"result: {store(partial, out, facts, outcomes, environment, memory.facts())}")
     if printer.is_machine:
-        printer.data({"kind": "conversations", "seed": seed, "figures": found, "definitions": dict(DEFINITIONS)})
+        printer.data(facts)
     else:
-        for line in _lines(found):
+        for line in lines_of(facts):
             printer.text(line)
-    if found["unanswered"] == found["turns"]:
+    if found["unanswered"] == found["turns"] or not all(one.holds for one in judged):
         raise typer.Exit(ExitCode.ASSERTION)
 
 
@@ -90,15 +149,3 @@ def _sampled(server: Server) -> list[SoundTurn]:
     if not sounds:
         raise UsageError("the model has no spoken samples as WAV files", hint="--in FILE.wav")
     return sounds
-
-
-def _lines(found: dict[str, Any]) -> list[str]:
-    """Return the figures as a table."""
-    lines = [f"{'ms':<14}{'n':>6}{'p50':>10}{'p95':>10}{'max':>10}"]
-    for name in SPREADS:
-        values = found[name]
-        cells = "".join(f"{values[key]:>10.1f}" if key in values else f"{'-':>10}" for key in ("p50", "p95", "max"))
-        lines.append(f"{name:<14}{values['n']:>6}{cells}")
-    lines += [f"{name:<14}{found[name]:>6}" for name in COUNTS]
-    cached = "-" if found["cached"] is None else f"{100 * found['cached']:.0f}%"
-    return [*lines, f"{'cached':<14}{cached:>6}"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mstar_core.errors import MstarError
@@ -21,8 +22,9 @@ LEEWAY_MS: Final = 500
 class ConversationClient:
     """One conversation. Owned by the run. outcome: filled while it runs."""
 
-    def __init__(self, connection: RealtimeConnection, timeout_s: float) -> None:
-        self._connection, self._timeout_s = connection, timeout_s
+    def __init__(self, connection: RealtimeConnection, timeout_s: float, ends: float | None = None) -> None:
+        """ends: time of the loop behind which no turn begins."""
+        self._connection, self._timeout_s, self._ends = connection, timeout_s, ends
         self.outcome = ConversationOutcome()
         self._speech = b""
         self._sent_ms = 0.0
@@ -31,7 +33,7 @@ class ConversationClient:
         self._item_id, self._speaking = "", TurnOutcome()
         self._changed = asyncio.Event()
 
-    async def run(self, plan: Sequence[PlannedTurn]) -> None:
+    async def run(self, plan: Iterable[PlannedTurn]) -> None:
         """Speak all turns. Raises the error that ends the conversation."""
         work = [asyncio.create_task(part) for part in (self._record(), self._read(), self._speak(plan))]
         try:
@@ -58,10 +60,12 @@ class ConversationClient:
             due += FRAME_S
             await asyncio.sleep(due - loop.time())
 
-    async def _speak(self, plan: Sequence[PlannedTurn]) -> None:
+    async def _speak(self, plan: Iterable[PlannedTurn]) -> None:
         loop = asyncio.get_running_loop()
         is_interrupting = False
         for turn in plan:
+            if self._ends is not None and loop.time() >= self._ends:
+                return
             if not is_interrupting:
                 await asyncio.sleep(turn.pause_s)
             now = self._speaking = TurnOutcome()
@@ -125,6 +129,8 @@ class ConversationClient:
         """Note the begin of speech, which stops the playback of the answer before."""
         if not any(begin - LEEWAY_MS <= start_ms <= end for begin, end in self._spoken_ms):
             self.outcome.false_starts += 1
+        if self._spoken_ms and start_ms <= self._spoken_ms[-1][1]:
+            self._split()
         before = next((turn for turn in reversed(self.outcome.turns) if turn.marks), None)
         if before is None or before.interrupted is not None:
             return
@@ -135,30 +141,49 @@ class ConversationClient:
         place = {"item_id": self._item_id, "content_index": 0, "audio_end_ms": int(1000 * heard_s)}
         await self._connection.send("conversation.item.truncate", **place)
 
+    def _split(self) -> None:
+        """Drop an answer to the turn that is still spoken: a pause in it had ended it."""
+        early = [response_id for response_id, turn in self._responses.items() if turn is self._speaking]
+        if early:
+            self._responses.update({response_id: TurnOutcome() for response_id in early})
+            self._speaking.split()
+
     def _done(self, response: dict[str, Any]) -> None:
         turn = self._responses[response["id"]]
-        turn.status = response["status"]
+        details = response.get("status_details") or {}
+        reason = str(details.get("reason") or (details.get("error") or {}).get("code") or "")
+        turn.status, turn.reason = response["status"], reason
         turn.count_tokens(response.get("usage") or {})
         if turn.status == "failed":
-            self.outcome.errors.append(str(error_of((response.get("status_details") or {}).get("error") or {})))
+            self.outcome.errors.append(str(error_of(details.get("error") or {})))
 
 
-async def converse(
-    address: RealtimeAddress, model: str, plans: Sequence[Sequence[PlannedTurn]], timeout_s: float
-) -> list[ConversationOutcome]:
-    """Hold all conversations at once. An error ends its conversation alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """Load of conversations. turns: of each; 0 with `duration_s`. params: fields of their sessions."""
 
-    async def one(plan: Sequence[PlannedTurn]) -> ConversationOutcome:
+    address: RealtimeAddress
+    model: str
+    timeout_s: float
+    turns: int = 0
+    duration_s: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    async def hold(self, plans: Sequence[Iterable[PlannedTurn]]) -> list[ConversationOutcome]:
+        """Hold all conversations at once. An error ends its conversation alone."""
+        ends = None if self.duration_s is None else asyncio.get_running_loop().time() + self.duration_s
+        return list(await asyncio.gather(*(self._one(plan, ends) for plan in plans)))
+
+    async def _one(self, plan: Iterable[PlannedTurn], ends: float | None) -> ConversationOutcome:
         outcome = ConversationOutcome()
         try:
-            async with conversation(address, model) as connection:
-                await connection.configure({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}})
-                client = ConversationClient(connection, timeout_s)
+            async with conversation(self.address, self.model) as connection:
+                turns = {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}
+                await connection.configure({**self.params, **turns})
+                client = ConversationClient(connection, self.timeout_s, ends)
                 outcome = client.outcome
                 await client.run(plan)
         except MstarError as error:
             outcome.errors.append(str(error))
-        outcome.turns += [TurnOutcome() for _ in range(len(plan) - len(outcome.turns))]
+        outcome.turns += [TurnOutcome() for _ in range(self.turns - len(outcome.turns))]
         return outcome
-
-    return list(await asyncio.gather(*(one(plan) for plan in plans)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from mstarctl.talk.turns import SoundTurn
 
@@ -24,22 +25,15 @@ class PlannedTurn:
 
 
 def planned(
-    sounds: Sequence[SoundTurn], *, sessions: int, turns: int, interrupt_share: float, seed: int
-) -> list[list[PlannedTurn]]:
-    """Return the turns of each session. The last turn of a session is not interrupted."""
-    plans = []
-    for session in range(sessions):
-        chance = random.Random(f"{seed}/{session}")
-        plan = []
-        for number in range(turns):
-            is_interrupted = chance.random() < interrupt_share and number < turns - 1
-            heard_s = chance.uniform(LEAST_HEARD_S, MOST_HEARD_S)
-            plan.append(
-                PlannedTurn(
-                    sound=sounds[chance.randrange(len(sounds))],
-                    pause_s=chance.uniform(LEAST_PAUSE_S, MOST_PAUSE_S),
-                    interrupt_s=heard_s if is_interrupted else None,
-                )
-            )
-        plans.append(plan)
-    return plans
+    sounds: Sequence[SoundTurn], *, session: int, turns: int | None, interrupt_share: float, seed: int
+) -> Iterator[PlannedTurn]:
+    """Yield the turns of a session, without end for None. The last turn of a session is not interrupted."""
+    chance = random.Random(f"{seed}/{session}")
+    for number in count() if turns is None else range(turns):
+        is_interrupted = chance.random() < interrupt_share and (turns is None or number < turns - 1)
+        heard_s = chance.uniform(LEAST_HEARD_S, MOST_HEARD_S)
+        yield PlannedTurn(
+            sound=sounds[chance.randrange(len(sounds))],
+            pause_s=chance.uniform(LEAST_PAUSE_S, MOST_PAUSE_S),
+            interrupt_s=heard_s if is_interrupted else None,
+        )

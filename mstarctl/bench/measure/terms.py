@@ -57,21 +57,26 @@ class Term:
         return _OPERATORS[self.op](value, self.value)
 
 
-def parse_terms(text: str, option: str, *, is_goal: bool) -> list[Term]:
-    """Parse terms joined by commas. is_goal: terms of one request, without percentiles. Raises UsageError."""
-    return [_term(part.strip(), option, is_goal=is_goal) for part in text.split(",") if part.strip()]
+def parse_terms(text: str, option: str, *, is_goal: bool, known: Mapping[str, Metric] | None = None) -> list[Term]:
+    """Parse terms joined by commas. Raises UsageError.
+
+    is_goal: terms of one request, without percentiles. known: metrics in place of those of requests and servers.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return [_term(part, option, is_goal=is_goal, known=known) for part in parts]
 
 
-def _term(text: str, option: str, *, is_goal: bool) -> Term:
+def _term(text: str, option: str, *, is_goal: bool, known: Mapping[str, Metric] | None) -> Term:
     parsed = _TERM.match(text)
     if parsed is None:
         raise UsageError(f"{option}: {text!r} is not a term", hint="write METRIC<VALUE, such as p99.ttft<500ms")
     name, which = parsed["name"], parsed["which"] or ""
-    metric = SERVER.get(name) or BY_NAME.get(name)
-    if metric is None and _NODE.match(name):
+    metrics = {**BY_NAME, **SERVER} if known is None else known
+    metric = metrics.get(name)
+    if metric is None and known is None and _NODE.match(name):
         metric = Metric(name=name, unit="", is_of_window=True, definition="share of the server's time")
     if metric is None or (is_goal and name in SERVER):
-        raise UsageError(f"{option}: no metric {name!r}", hint=did_you_mean(name, [*BY_NAME, *SERVER]))
+        raise UsageError(f"{option}: no metric {name!r}", hint=did_you_mean(name, metrics))
     if is_goal and (metric.is_of_window or which):
         raise UsageError(f"{option}: {text!r} is not about one request", hint="use --assert for it")
     if not is_goal and bool(which) == metric.is_of_window:
