@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from mstarctl.call.ask import Card, parse_params
 from mstarctl.call.notice import warn_once
 from mstarctl.call.player import find_player, required_player
 from mstarctl.chat.commands import named_model
+from mstarctl.chat.documents import read_tools
 from mstarctl.chat.session import is_interactive
 from mstarctl.client.realtime import PATH, RealtimeAddress, conversation
 from mstarctl.commands.call import KEY_VARIABLE, Server, served
@@ -65,6 +67,14 @@ def talk(
     has_transcripts: Annotated[
         bool, typer.Option("--transcript/--no-transcript", help="show the words of spoken turns")
     ] = True,
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", metavar="FILE.json", help="functions to offer, as /tools of chat reads them"),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option("--run", metavar="COMMAND", help="computes results of functions; default: lines are results"),
+    ] = None,
     params: Annotated[
         list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="a parameter of the model; repeatable")
     ] = None,
@@ -86,6 +96,9 @@ def talk(
         raise UsageError("--in and --mic exclude each other", hint="omit one of them")
     if out is not None and not out.is_dir():
         raise ConfigError(f"{out} is not a folder", hint=f"mkdir -p {out}", file=str(out), key="out")
+    if program is not None and tools is None:
+        raise UsageError("--run needs --tools", hint="--tools FILE.json declares the functions")
+    functions = () if tools is None else tuple(read_tools(tools))
     spoken: list[Turn] | None = [read_turn(path) for path in files] if files else None
     is_terminal = is_interactive() and spoken is None
     player = required_player() if is_played else find_player() if is_played is None and is_terminal else None
@@ -114,6 +127,8 @@ def talk(
             instructions=instructions,
             voice=voice,
             params=parse_params(params or []),
+            tools=functions,
+            command=tuple(shlex.split(program or "")),
         )
         warn_once(card.notice, server.run, printer)
         asyncio.run(_talk(server.address, card, settings, spoken, TalkView(printer, card.name, out)))
@@ -122,7 +137,7 @@ def talk(
 async def _talk(
     address: RealtimeAddress, card: Card, settings: TalkSettings, turns: list[Turn] | None, view: TalkView
 ) -> None:
-    async with conversation(address, card.name) as connection:
+    async with conversation(address, card.name, view.connection) as connection:
         await connection.configure(settings.session())
         if settings.is_terminal:
             verb = "type a line" if settings.recorder is None else "speak, or type a line"

@@ -14,7 +14,7 @@ class TalkAnswer:
 
     response_id: of its response, which may still run. item_id: of its message; empty before it began. part: index of
     the content that is sound. playback: None if no player plays it. is_done: the response has ended. is_cut: it was
-    interrupted, and further output is dropped.
+    interrupted, and further output is dropped. has_calls: it calls functions.
     """
 
     response_id: str
@@ -25,6 +25,7 @@ class TalkAnswer:
     playback: Playback | None = None
     is_done: bool = False
     is_cut: bool = False
+    has_calls: bool = False
 
     @property
     def is_live(self) -> bool:

@@ -13,6 +13,7 @@ import typer
 from mstar_core.errors import ExitCode, MstarError
 from mstarctl.client.realtime import Event, RealtimeConnection, error_of
 from mstarctl.talk.answer import TalkAnswer
+from mstarctl.talk.functions import CalledFunction, computed
 from mstarctl.talk.lines import typed_lines
 from mstarctl.talk.recorder import Microphone
 from mstarctl.talk.settings import TalkSettings
@@ -37,6 +38,8 @@ class TalkSession:
         """A response was requested and has not begun."""
         self._unheard: set[str] = set()
         """Items whose transcripts are awaited."""
+        self._calls: list[CalledFunction] = []
+        """Calls whose results the next lines are."""
         self._changed = asyncio.Event()
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_interrupted = False
@@ -110,6 +113,12 @@ class TalkSession:
         self._is_interrupted = False
         send = self._connection.send
         match turn:
+            case TextTurn(text) if self._calls:
+                call = self._calls.pop(0)
+                await send("conversation.item.create", item=call.result(text))
+                if self._calls:
+                    self._view.wants(self._calls[0])
+                    return
             case TextTurn(text):
                 content = [{"type": "input_text", "text": text}]
                 await send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
@@ -202,6 +211,7 @@ class TalkSession:
                 self._view.say(f"[no transcript: {event['error'].get('message')}]")
             case "response.created":
                 self._is_expecting = False
+                self._calls.clear()  # another turn goes on without their results
                 self._answer = TalkAnswer(event["response"]["id"])
             case "response.done":
                 self._done(event["response"])
@@ -219,6 +229,8 @@ class TalkSession:
             case "response.output_audio_transcript.delta" | "response.output_text.delta":
                 answer.text += event["delta"]
                 self._view.text(event["delta"])
+            case "response.function_call_arguments.done":
+                answer.has_calls = True
             case kind if kind == SOUND:
                 answer.add(base64.b64decode(event["delta"]), self._settings.player)
 
@@ -238,6 +250,27 @@ class TalkSession:
                 raise error_of(details.get("error") or {})
             case "incomplete":
                 self._view.say(f"[the answer is incomplete: {details.get('reason')}]")
+            case "completed":
+                calls = [CalledFunction.of(item) for item in response["output"] if item["type"] == "function_call"]
+                if calls:
+                    self._called(calls)
+
+    def _called(self, calls: list[CalledFunction]) -> None:
+        """Compute the results of calls, or wait for typed ones."""
+        for call in calls:
+            self._view.call(call)
+        if self._settings.command:
+            self._is_expecting = True
+            self._start(self._compute(calls))
+        else:
+            self._calls = calls
+            self._view.wants(calls[0])
+
+    async def _compute(self, calls: list[CalledFunction]) -> None:
+        for call in calls:
+            output = await computed(self._settings.command, call)
+            await self._connection.send("conversation.item.create", item=call.result(output))
+        await self._connection.send("response.create")
 
     async def _finish(self, answer: TalkAnswer) -> None:
         """Complete an answer after its sound."""

@@ -15,6 +15,7 @@ from mstarctl.output import Printer
 from mstarctl.output.errors import render_error
 from mstarctl.output.units import duration_text
 from mstarctl.talk.answer import TalkAnswer
+from mstarctl.talk.functions import CalledFunction
 
 SOUND: Final = "response.output_audio.delta"
 
@@ -45,6 +46,11 @@ class TalkView:
         self._close()
         self._printer.say(text)
 
+    def connection(self, is_lost: bool) -> None:
+        """Show that the connection was lost, or that the conversation goes on with another one."""
+        self.own("lost" if is_lost else "resumed")
+        self.say("[the connection was lost; connecting again]" if is_lost else "[the conversation goes on]")
+
     def problem(self, error: MstarError) -> None:
         """Print an error that does not end the conversation."""
         self._close()
@@ -53,6 +59,15 @@ class TalkView:
     def user(self, text: str) -> None:
         """Show the transcript of a spoken turn."""
         self.say(f"{self._printer.paint('you:', 'key', sys.stderr)} {plain(text)}")
+
+    def call(self, call: CalledFunction) -> None:
+        """Show a function that an answer calls."""
+        name = self._printer.paint(plain(call.name), "key", sys.stderr)
+        self.say(f"call {name} {plain(call.arguments)}")
+
+    def wants(self, call: CalledFunction) -> None:
+        """Say whose result the next line is."""
+        self.say(f"[the next line is the result of {plain(call.name)}]")
 
     def text(self, delta: str) -> None:
         """Show text of an answer as it arrives."""
@@ -74,7 +89,7 @@ class TalkView:
         self._close()
         if answer.playback is not None and answer.playback.is_broken and not answer.is_cut:
             self._printer.warn("the player ended before its sound; --out DIR saves answers")
-        if not answer.text and not answer.sound and not answer.is_cut:
+        if not answer.text and not answer.sound and not answer.is_cut and not answer.has_calls:
             self._printer.say("[the answer is empty]")
         if self._folder is None or not answer.sound:
             return

@@ -24,6 +24,20 @@ class LiveApi:
         self._api = api
         self._loop = loop
 
+    def drop_connections(self) -> None:
+        """Abort all connections, as a broken network does. Called in the loop of the api."""
+        listener = self._api.process._listener
+        assert listener is not None
+        for connection in list(listener.connections):
+            connection.drop()
+
+    def end_sessions(self) -> None:
+        """End all realtime sessions. Called in the loop of the api."""
+        service = self._api.process._service
+        assert service is not None
+        for session in list(service.sessions):
+            service.sessions.end(session.id)
+
     def assert_good(self) -> None:
         """Check that it serves a valid request and holds nothing of others."""
         answer = self.client.post("/generate", data={"text": "ok", "streaming": "false"})

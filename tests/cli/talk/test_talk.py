@@ -12,7 +12,7 @@ import sys
 import wave
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from mstar_core.messages.requests import NewRequest
+from mstar_core.plugin.chat.format import HERMES, ChatFormat
 from mstarctl.main import run
 from tests.api.conftest import LIMIT_S
 from tests.api.live import LiveApi, live_api
@@ -121,6 +122,89 @@ def test_an_empty_answer_is_shown_as_such(stage: Stage, talk: Talk) -> None:
     said = talk(lines="Hello\n")
     assert (said.code, said.out.strip()) == (0, "")
     assert "[the answer is empty]" in said.err
+
+
+def test_a_lost_connection_goes_on_without_a_gap(stage: Stage, talk: Talk, tmp_path: Path) -> None:
+    losses = 0
+
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        nonlocal losses
+        fake.text(request.handle, b"one two")
+        fake.audio(request.handle, RATE // 10)
+        losses += 1
+        assert stage.live is not None
+        stage.live.drop_connections()
+        fake.text(request.handle, b" three")
+        fake.audio(request.handle, RATE // 10)
+        fake.finish(request.handle)
+
+    stage.script = script
+    said = talk("--out", str(tmp_path), lines="Hello\nAgain\n")
+    assert said.code == 0, said.err
+    assert said.out.splitlines() == ["one two three"] * 2 and losses == 2
+    assert said.err.count("[the connection was lost; connecting again]") == 2
+    assert said.err.count("[the conversation goes on]") == 2
+    assert [samples_of(tmp_path / f"answer-{number}.wav") for number in (1, 2)] == [RATE // 5] * 2
+
+
+def test_a_session_that_is_gone_ends_with_the_reason(stage: Stage, talk: Talk) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        assert stage.live is not None
+        stage.live.end_sessions()
+        stage.live.drop_connections()
+
+    stage.script = script
+    said = talk(lines="Hello\n")
+    assert said.code != 0 and "there is no session" in said.err
+
+
+CALL = b'<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def calling() -> Iterator[str]:
+    """The URL of a model that first calls `add`, and then repeats its prompt."""
+
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        if "3" in fake.prompt(request):  # the result
+            return echo(fake, request)
+        fake.text(request.handle, CALL)
+        fake.finish(request.handle)
+        return None
+
+    with live_api(script, replace(SPEC, chat=ChatFormat(tools=HERMES))) as api:
+        yield api.url
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps(TOOLS))
+    return path
+
+
+def test_the_result_of_a_function_is_the_next_line(talk: Talk, calling: str, tools: Path) -> None:
+    said = talk("--tools", str(tools), lines="add\nis 3\n", url=calling)
+    assert said.code == 0, said.err
+    assert 'call add {"a": 1}' in said.err and "[the next line is the result of add]" in said.err
+    assert len(said.out.splitlines()) == 1 and "is 3" in said.out and said.out.count("<user>") == 1
+
+
+def test_a_program_computes_results(talk: Talk, calling: str, tools: Path, tmp_path: Path) -> None:
+    program(tmp_path, "sum", "import sys\nprint(sys.argv[1], 'gives 3 for', sys.stdin.read())")
+    said = talk("--tools", str(tools), "--run", str(tmp_path / "bin/sum"), lines="add\n", url=calling)
+    assert said.code == 0, said.err
+    assert 'add gives 3 for {"a": 1}' in said.out
+
+
+def test_a_program_that_fails_gives_the_model_its_error(talk: Talk, calling: str, tools: Path, tmp_path: Path) -> None:
+    program(tmp_path, "sum", "raise SystemExit('no 3')")
+    said = talk("--tools", str(tools), "--run", str(tmp_path / "bin/sum"), lines="add\n", url=calling)
+    assert said.code == 0 and '{"error": "no 3"}' in said.out
+    missing = talk("--tools", str(tools), "--run", "/nowhere/sum", lines="add\n", url=calling)
+    assert missing.code == 3 and "/nowhere/sum cannot be started" in missing.err
+    assert talk("--run", "x", lines="add\n", url=calling).code == 2
 
 
 def test_files_are_turns_and_answers_are_files(talk: Talk, tmp_path: Path) -> None:
