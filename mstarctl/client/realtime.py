@@ -29,6 +29,9 @@ RATE: Final = 24_000
 
 OPEN_S: Final = 30.0
 CLOSE_S: Final = 2.0
+SERVER_FAILED: Final = 1011
+"""Close code of a server that got no pong in time, which is a loss too."""
+
 RETRIES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0)
 """Pauses before attempts to go on with a session, which the server keeps for 60 s."""
 
@@ -111,7 +114,9 @@ class RealtimeConnection:
         await self._socket.close()
 
     def _resumes(self, closed: ConnectionClosed) -> bool:
-        return self._notice is not None and closed.rcvd is None and bool(self.session)
+        """Return whether the server keeps the session: the connection broke, or it missed a pong."""
+        is_lost = closed.rcvd is None or closed.rcvd.code == SERVER_FAILED
+        return self._notice is not None and is_lost and bool(self.session)
 
     async def _resume(self, closed: ConnectionClosed) -> None:
         """Connect again within the time for which a server keeps a session. Raises TransportError."""

@@ -73,9 +73,17 @@ class Conversation:
 
 
 async def read_messages(
-    messages: Sequence[ChatMessage], spec: ModelSpec, limits: ApiConfig, fetcher: Fetcher
+    messages: Sequence[ChatMessage],
+    spec: ModelSpec,
+    limits: ApiConfig,
+    fetcher: Fetcher,
+    *,
+    most_files: int | None = None,
 ) -> Conversation:
-    """Parse messages and fetch their media. Raises RequestError, TooLarge, UnsupportedType, BadMedia."""
+    """Parse messages and fetch their media. most_files: in place of the limit of a request.
+
+    Raises RequestError, TooLarge, UnsupportedType, BadMedia.
+    """
     conversation = collected(messages, spec)
     if not conversation.order:
         raise RequestError(
@@ -87,8 +95,9 @@ async def read_messages(
             field="messages",
             code="body_too_large",
         )
-    if len(conversation.references) > limits.max_files:
-        raise TooLarge(f"the request has more than {limits.max_files} files", field="messages", code="too_many_files")
+    most = limits.max_files if most_files is None else most_files
+    if len(conversation.references) > most:
+        raise TooLarge(f"the request has more than {most} files", field="messages", code="too_many_files")
     check_images(spec, sum(reference.modality == "image" for reference in conversation.references), "messages")
     allowance = ByteAllowance(limits.max_body_bytes)
     tasks = [asyncio.ensure_future(_part(reference, fetcher, allowance)) for reference in conversation.references]

@@ -11,6 +11,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.parse.params import ParsedRequest, RequestParams
 from mstar_core.api.parse.tools import ChatOptions, read_effort, read_tools
 from mstar_core.api.realtime.chat_form import chat_layout
+from mstar_core.api.realtime.history import MOST_ITEMS
 from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, text_of
 from mstar_core.api.realtime.settings import RealtimeSettings, TranscriptRules, Truncation
 from mstar_core.api.routes.chat import chat_call
@@ -79,7 +80,10 @@ async def answer_call(
     if not layout.messages:
         raise RequestError("the conversation is empty", hint="create an item, or set instructions", field="input")
     try:
-        call = await chat_call(turn, layout.messages, outputs_of(spec, settings), options, params, None)
+        # A conversation limits its items and its sound by itself: it may have more turns than a request has uploads.
+        call = await chat_call(
+            turn, layout.messages, outputs_of(spec, settings), options, params, None, most_files=MOST_ITEMS
+        )
     except RequestError as error:
         raise layout.named(error) from error
     return replace(call, session=session_id)

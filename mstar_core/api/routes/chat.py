@@ -78,10 +78,12 @@ async def chat_call(
     options: ChatOptions,
     params: RequestParams,
     asked: TextForm | None,
+    *,
+    most_files: int | None = None,
 ) -> ParsedRequest:
     """Read a conversation and its media, and make the grammar that its options or its form need.
 
-    Returns the whole request. asked: the form of its text, None for any text.
+    Returns the whole request. asked: the form of its text, None for any text. most_files: see `read_messages`.
 
     Raises as `read_messages` and `constraint_of`, and TimedOut.
     """
@@ -93,7 +95,7 @@ async def chat_call(
             if constraint is not None:
                 options = replace(options, constraint=constraint)
                 params = replace(params, params=constrained(params.params, constraint))
-            read = await read_messages(messages, service.model, exchange.limits, service.fetcher)
+            read = await read_messages(messages, service.model, exchange.limits, service.fetcher, most_files=most_files)
     except TimeoutError as error:
         raise TimedOut(
             f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"

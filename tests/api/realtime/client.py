@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
 from openai.types.realtime.realtime_server_event import RealtimeServerEvent
@@ -92,8 +92,15 @@ class RealtimeClient:
         return [event for event in self.events if event["type"] == kind]
 
 
+class Reached(Protocol):
+    """An api or a deployment."""
+
+    @property
+    def url(self) -> str: ...
+
+
 @asynccontextmanager
-async def conversing(api: Api, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[RealtimeClient]:
+async def conversing(api: Reached, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[RealtimeClient]:
     """Connect, and read the session."""
     async with connect(f"{api.url.replace('http', 'ws')}{path}", max_size=None, **options) as socket:
         client = RealtimeClient(socket)

@@ -64,6 +64,17 @@ async def test_sound_is_buffered_committed_and_answered_on_demand(started: Start
         assert "input_audio_buffer.speech_started" not in client.kinds
 
 
+async def test_a_conversation_has_more_sounds_than_a_request_has_uploads(started: Started) -> None:
+    async with started(echo, model=SPEC, max_files=2) as api, conversing(api) as client:
+        await configure(client, turn_detection=None)
+        for _ in range(3):
+            await client.hear(np.full(RATE // 5, 500, np.int16))
+            await client.send("input_audio_buffer.commit")
+            await client.until("conversation.item.done")
+        assert (await client.respond(output_modalities=["text"]))["status"] == "completed"
+        assert api.fake.prompt(api.fake.requests[0]).count("[audio") == 3
+
+
 @pytest.mark.parametrize("law", ["mu", "a"])
 async def test_telephone_sound_comes_and_goes(law: Any, started: Started) -> None:
     form, kind = SoundFormat(rate=8000, law=law), {"type": f"audio/pcm{'u' if law == 'mu' else 'a'}"}
