@@ -28,6 +28,7 @@ PLUGIN_NAMES = {
     "mstar-pi05": "pi05",
     "mstar-qwen3omni": "qwen3_omni",
     "mstar-vjepa2": "vjepa2",
+    "mstar-wan22": "wan22",
 }
 NOT_OURS = "mstar"
 """Another project owns this distribution name: pip would install its code."""

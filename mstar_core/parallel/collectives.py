@@ -59,6 +59,12 @@ class TorchCollectives:
         _gather_into(found, value.contiguous(), group=self._group)
         return found.view(self._size, count, width).transpose(0, 1).reshape(count, self._size * width)
 
+    def exchange(self, value: Tensor) -> Tensor:
+        """Send value[r] to rank r, and return what the ranks sent, in their order: [ranks, ...], contiguous."""
+        received = torch.empty_like(value)
+        dist.all_to_all_single(received, value, group=self._group)
+        return received
+
     def broadcast(self, value: Tensor) -> None:
         """Overwrite a contiguous value with that of the leader."""
         dist.broadcast(value, src=dist.get_global_rank(self._group, 0), group=self._group)

@@ -26,6 +26,9 @@ class Collectives(Protocol):
     def all_gather(self, value: Tensor) -> Tensor:
         """Return the values of all ranks, in their order, side by side: [n, k] -> [n, ranks * k]."""
 
+    def exchange(self, value: Tensor) -> Tensor:
+        """Send value[r] to rank r, and return what the ranks sent, in their order: [ranks, ...], contiguous."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
@@ -91,6 +94,10 @@ class Shard:
     def gather(self, value: Tensor) -> Tensor:
         """Return the ranks' values side by side: [n, k] -> [n, ranks * k]."""
         return value if self.collectives is None else self.collectives.all_gather(value)
+
+    def exchange(self, value: Tensor) -> Tensor:
+        """Send value[r] to rank r, and return what the ranks sent, in their order: [ranks, ...], contiguous."""
+        return value if self.collectives is None else self.collectives.exchange(value)
 
 
 WHOLE: Final = Shard()

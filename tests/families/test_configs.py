@@ -78,4 +78,7 @@ def test_the_defaults_are_those_that_operators_know() -> None:
         "qwen3_omni": "qwen3omni_2gpu",
         "vjepa2": "vjepa2",
         "vjepa2_ac": "vjepa2_ac",
+        "wan22": "wan22",
+        "wan22_a14b": "wan22_a14b",
+        "wan22_i2v_a14b": "wan22_i2v_a14b",
     }

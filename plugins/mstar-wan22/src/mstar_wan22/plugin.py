@@ -1,0 +1,173 @@
+"""Model specs of Wan 2.2: text and images to video. One per official checkpoint, because their nodes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.errors import ConfigError, did_you_mean
+from mstar_core.plugin import (
+    PARTIAL_IMAGE,
+    Image,
+    ModelSpec,
+    Partition,
+    Sample,
+    Text,
+    Video,
+    WeightRef,
+    WorkloadSpec,
+    hookimpl,
+)
+from mstar_wan22.checkpoint.config import A14B, I2V_A14B, Sizes, read_sizes
+from mstar_wan22.graph import build
+from mstar_wan22.params import Params
+from mstar_wan22.program import wan22
+
+PLUGIN_API = 1
+WANTED: Final = ("*.json", "*/*.json", "*/*.safetensors")
+"""Patterns of the repository's files that a deployment reads."""
+
+BASE: Final = "wan22"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """An official checkpoint. sizes: by default; vram_gib: of one GPU that serves it."""
+
+    repo: str
+    title: str
+    sizes: Sizes
+    vram_gib: int
+
+
+VARIANTS: Final[Mapping[str, Variant]] = {
+    BASE: Variant(
+        repo="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+        title="Wan 2.2 TI2V-5B: text, and an image, to video",
+        sizes=Sizes(),
+        vram_gib=40,
+    ),
+    "wan22_a14b": Variant(
+        repo="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+        title="Wan 2.2 T2V-A14B: text to video, two experts",
+        sizes=A14B,
+        vram_gib=90,
+    ),
+    "wan22_i2v_a14b": Variant(
+        repo="Wan-AI/Wan2.2-I2V-A14B-Diffusers",
+        title="Wan 2.2 I2V-A14B: an image and text to video, two experts",
+        sizes=I2V_A14B,
+        vram_gib=90,
+    ),
+}
+OPTIONS: Final[Mapping[str, Any]] = {"negative_prompt": None}
+"""Deployment options with their defaults. negative_prompt: of requests without one; None: the official text."""
+
+TINY: Final = {"width": 64, "height": 32, "num_frames": 9, "num_inference_steps": 3}
+"""Parameters for the tiny checkpoints."""
+
+
+def spec(name: str, sizes: Sizes) -> ModelSpec:
+    """Return the spec of a variant for a checkpoint of these sizes."""
+    graph, variant = build(sizes), VARIANTS[name]
+    return ModelSpec(
+        name=name,
+        title=variant.title,
+        plugin="wan22",
+        inputs=(Text(), Image(max_count=2 if sizes.takes_image else 1)) if sizes.reads_image else (Text(),),
+        outputs=(Video(),),
+        params=Params,
+        nodes=graph.nodes,
+        partitions=(Partition(name="main", program=wan22, walks=graph.walks),),
+        processor="mstar_wan22.processor:Processor",
+        model="mstar_wan22.model:Wan22",
+        bind=bind,
+        configs="mstar_wan22:configs",
+        default_config=name,
+        weights={"wan22": WeightRef(repo=variant.repo, files=WANTED)},
+        requires={"vram_gib": variant.vram_gib, "compute_capability": "8.0"},
+        max_seq_len=sizes.most_tokens,
+        model_kwargs=OPTIONS,
+        samples=_samples(sizes),
+        tiny=f"mstar_wan22.sources.tiny:write_{name}",
+        make_samples="mstar_wan22.sample_inputs:make_samples",
+        resolve=f"mstar_wan22.sources.download:resolve_{name}",
+        notice=f"{name}:tiny has random weights: its videos are noise",
+    )
+
+
+def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec with the checkpoint's sizes and the deployment's options.
+
+    Raises ConfigError for an unknown or invalid option, and for the checkpoint of another variant.
+    """
+    for key in model_kwargs:
+        if key not in OPTIONS:
+            hint = did_you_mean(key, OPTIONS)
+            raise ConfigError(f"{model.name} has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
+    chosen = {**OPTIONS, **model_kwargs}
+    if not isinstance(chosen["negative_prompt"], str | None):
+        wrong = f"negative_prompt is {chosen['negative_prompt']!r}"
+        raise ConfigError(wrong, hint="write a text, or omit it", key="model_kwargs.negative_prompt")
+    if folder is None:
+        return replace(model, model_kwargs=chosen)
+    sizes = read_sizes(folder)
+    right = next((name for name, variant in VARIANTS.items() if variant.sizes.kind == sizes.kind), None)
+    if right != model.name:
+        hint = f"serve it as {right}" if right else "use one of the official layouts"
+        raise ConfigError(f"the checkpoint in {folder} is not one of {model.name}", hint=hint, key="model")
+    return replace(spec(model.name, sizes), model_kwargs=chosen)
+
+
+def _samples(sizes: Sizes) -> tuple[Sample, ...]:
+    rows, columns = 704 // sizes.vae.pixels, 1280 // sizes.vae.pixels
+    frames, columns_of_steps = 31, 13
+    plain = {"tokens": (20,), "grid": (frames, rows, columns), "memory": (0,)}
+    table = {name: (25, columns_of_steps) for name in (("high", "low") if sizes.has_experts else ("high",))}
+    image = {"image": (3, 704, 1280)} if sizes.reads_image else {}
+    files = ("image", "text") if sizes.takes_image else ("text",)
+    text = {**plain, **table, **(image if sizes.takes_image else {})}
+    previews = {f"{name}_0": (12, columns_of_steps) for name in table}
+    video, guided = frozenset({"video"}), {"negative_tokens": (120,)}
+    found = [
+        Sample(name="text to video", inputs={**text, **guided}, outputs=video, files=files, tiny=TINY),
+        Sample(name="unguided", inputs=text, outputs=video, params={"guidance_scale": 1.0}, files=files, tiny=TINY),
+        Sample(
+            name="previews",
+            inputs={**text, **guided, **previews},
+            outputs=frozenset({"video", PARTIAL_IMAGE}),
+            params={"partial_images": 3},
+            files=files,
+            tiny={**TINY, "num_inference_steps": 4, "flow_shift": 3.0},
+        ),
+    ]
+    if image and not sizes.takes_image:
+        inputs = {**text, **guided, **image}
+        found.append(Sample(name="image to video", inputs=inputs, outputs=video, files=("image", "text"), tiny=TINY))
+    return tuple(found)
+
+
+@hookimpl
+def mstar_models() -> Sequence[ModelSpec]:
+    return [spec(name, variant.sizes) for name, variant in VARIANTS.items()]
+
+
+WORKLOADS: Final = (
+    WorkloadSpec(name="video-gen", title="texts to videos", target="mstar_wan22.workloads:video_gen"),
+    WorkloadSpec(name="video-animate", title="images to videos", target="mstar_wan22.workloads:video_animate"),
+)
+
+
+@hookimpl
+def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
+    match model.name:
+        case "wan22":
+            return WORKLOADS
+        case "wan22_a14b":
+            return WORKLOADS[:1]
+        case "wan22_i2v_a14b":
+            return WORKLOADS[1:]
+        case _:
+            return ()

@@ -1,0 +1,180 @@
+"""Processor of Wan 2.2: texts to ids, images to pixels, settings to a table of steps. Runs in the api's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import RequestError, TooLarge, WeightsError
+from mstar_core.plugin import PARTIAL_IMAGE
+from mstar_core.plugin.media.images import encode_image, read_image
+from mstar_core.plugin.processor import Inputs, PromptRequest
+from mstar_wan22.checkpoint.config import read_sizes
+from mstar_wan22.program import until_preview
+from mstar_wan22.request.images import best_size, fitted
+from mstar_wan22.request.schedule import step_table
+from mstar_wan22.request.tokenizer import PromptTokenizer
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from mstar_wan22.params import Params
+
+IMAGE: Final = "image"
+SECONDS: Final = 5.0
+"""Length of a video by default: 121 frames at 24 per second, 81 at 16."""
+
+NEGATIVE: Final = (
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
+    "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，"
+    "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
+)
+"""Negative prompt of requests without one. Source: the official repository."""
+
+
+class Processor:
+    """Processor of one checkpoint. Created once per pool process."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError(
+                "wan22 has no checkpoint folder", hint="start it with --weights DIR, or start wan22:tiny"
+            )
+        self._sizes = read_sizes(folder)
+        self._tokenizer = PromptTokenizer(folder)
+        given = model_kwargs.get("negative_prompt")
+        self._negative = NEGATIVE if given is None else str(given)
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Return the arrays of a request. Raises RequestError with the field name for invalid input."""
+        params: Params = request.params
+        images = [read_image(part.data, request.limits) for part in self._images(request)]
+        if not (request.text or "").strip():
+            raise RequestError("text is empty", hint="describe the video", field="text", code="missing_field")
+        ids = self._tokenizer.ids(request.text or "")
+        arrays: dict[str, np.ndarray] = {"tokens": np.array(ids, dtype=np.int64), "memory": np.zeros(0, np.float32)}
+        width, height = self._size(params, images)
+        arrays["grid"] = self._grid(params, width, height, request.max_seq_len)
+        first, second = self._scales(params)
+        if first > 1:
+            negative = self._negative if params.negative_prompt is None else params.negative_prompt
+            arrays["negative_tokens"] = np.array(self._tokenizer.ids(negative), dtype=np.int64)
+        is_stretched = params.image_fit == "stretch"
+        for name, image in zip(("image", "last_image"), images, strict=False):
+            arrays[name] = fitted(image, (width, height), is_stretched=is_stretched)
+        previews = params.partial_images if PARTIAL_IMAGE in request.outputs else 0
+        tables = self._steps(params, (first, second), previews)
+        frames = (len(arrays["grid"]) - 1) * self._sizes.vae.frames + 1
+        steps = sum(len(table) for table in tables.values())
+        fps = params.fps or (16 if self._sizes.has_experts else 24)
+        return Inputs(
+            arrays={**arrays, **tables},
+            prompt_tokens=len(ids),
+            metadata={"video": {"fps": fps, "frames": frames, "width": width, "height": height}},
+            usage={"frames": frames, "steps": steps, "guidance": int(first > 1)},
+        )
+
+    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Return frames as raw RGB bytes, or a preview as PNG. output: uint8 [F, height, width, 3], or one frame."""
+        if modality == "video":
+            facts = {"shape": list(output.shape), "dtype": "uint8", "format": "raw"}
+            return np.ascontiguousarray(output).tobytes(), facts
+        from PIL import Image
+
+        height, width = output.shape[:2]
+        return encode_image(Image.fromarray(np.ascontiguousarray(output))), {"width": width, "height": height}
+
+    def _images(self, request: PromptRequest) -> list[Any]:
+        sizes = self._sizes
+        odd = next((part for part in request.media if part.modality != IMAGE), None)
+        if odd is not None:
+            raise RequestError(f"{odd.modality} is not an input of this model", hint="send an image", field="files")
+        count, most = len(request.media), 2 if sizes.takes_image else int(sizes.reads_image)
+        if count > most:
+            raise RequestError(
+                f"{count} images were sent",
+                hint="a first and a last image at most" if most == 2 else f"{most} at most",
+                field=IMAGE,
+            )
+        if sizes.takes_image and not count:
+            raise RequestError("image is missing", hint="this checkpoint animates images", field=IMAGE)
+        return list(request.media)
+
+    def _size(self, params: Params, images: list[Image]) -> tuple[int, int]:
+        """Return width and height in pixels."""
+        multiple = self._sizes.side_multiple
+        if params.width is None or params.height is None:
+            default = (1280, 720 // multiple * multiple)
+            return best_size(images[0].size, multiple) if images else default
+        for name, side in (("width", params.width), ("height", params.height)):
+            if side % multiple:
+                low = max(multiple, side // multiple * multiple)
+                nearest = f"{low} or {side // multiple * multiple + multiple}"
+                raise RequestError(
+                    f"{name} is {side}, allowed is a multiple of {multiple}",
+                    hint=f"the nearest are {nearest}",
+                    field=name,
+                    value=str(side),
+                    allowed=f"a multiple of {multiple}",
+                )
+        return params.width, params.height
+
+    def _grid(self, params: Params, width: int, height: int, limit: int) -> np.ndarray:
+        """Return an array of the latents' shape, of which nothing but the shape is read."""
+        sizes = self._sizes
+        per_latent = sizes.vae.frames
+        frames = params.num_frames
+        if frames is None:
+            fps = params.fps or (16 if sizes.has_experts else 24)
+            seconds = params.seconds or SECONDS
+            frames = per_latent * round(seconds * fps / per_latent) + 1
+        if (frames - 1) % per_latent:
+            low = (frames - 1) // per_latent * per_latent + 1
+            raise RequestError(
+                f"num_frames is {frames}, allowed is one more than a multiple of {per_latent}",
+                hint=f"the nearest are {low} and {low + per_latent}",
+                field="num_frames",
+                value=str(frames),
+                allowed=f"{per_latent} k + 1",
+            )
+        patch, most = sizes.transformer.patch, sizes.transformer.max_positions
+        grid = ((frames - 1) // per_latent + 1, height // sizes.vae.pixels, width // sizes.vae.pixels)
+        tokens = grid[0] * (grid[1] // patch) * (grid[2] // patch)
+        longest = max(grid[0], grid[1] // patch, grid[2] // patch)
+        if (limit and tokens > limit) or longest > most:
+            raise TooLarge(
+                f"{frames} frames of {width} x {height} are {tokens} tokens",
+                f"this deployment takes {limit}, and {most} along each axis",
+                "send fewer frames or a smaller size, or raise max_seq_len",
+                field="num_frames",
+                value=str(tokens),
+                allowed=str(limit),
+            )
+        return np.zeros(grid, dtype=np.uint8)
+
+    def _scales(self, params: Params) -> tuple[float, float]:
+        sizes, first, second = self._sizes, params.guidance_scale, params.guidance_scale_2
+        usual = (5.0, 5.0) if not sizes.has_experts else (3.5, 3.5) if sizes.takes_image else (4.0, 3.0)
+        chosen = usual[0] if first is None else first
+        return chosen, second if second is not None else (usual[1] if first is None else chosen)
+
+    def _steps(self, params: Params, scales: tuple[float, float], previews: int) -> dict[str, np.ndarray]:
+        """Return the tables of steps of each expert, cut behind the steps that a preview follows."""
+        sizes = self._sizes
+        count = params.num_inference_steps or (40 if sizes.has_experts else 50)
+        is_text = sizes.has_experts and not sizes.takes_image
+        shift = params.flow_shift or (12.0 if is_text else sizes.flow_shift if sizes.expands else 5.0)
+        table, first = step_table(count, shift, scales, sizes.boundary, params.sigma_grid, params.solver)
+        cuts = sorted({round(count * number / (previews + 1)) for number in range(1, previews + 1)} - {0, count})
+        found: dict[str, np.ndarray] = {}
+        for expert, start, stop in (("high", 0, first), ("low", first, count)):
+            own = [cut for cut in cuts if start < cut <= stop]
+            for number, cut in enumerate(own):
+                found[until_preview(expert, number)] = table[start:cut]
+                start = cut
+            if start < stop:
+                found[expert] = table[start:stop]
+        return found

@@ -1,0 +1,1 @@
+"""Sources of a checkpoint: the official download, and files with random weights."""
