@@ -89,8 +89,9 @@ def vocabulary() -> TokenTable:
 
 def measure_parts(grammars: Grammars, form: ContentForm, streams: int, steps: int, figures: Figures, name: str) -> None:
     """Measure masks and taken ids of so many streams, apart from an engine."""
-    grammar = grammars.compile(of_answer(ChatFormat(), content=form))
-    matchers = [grammar.matcher() for _ in range(streams)]
+    constraint = of_answer(ChatFormat(), content=form)
+    compiled = [grammars.compile(constraint) for _ in range(streams)]
+    matchers = [grammar.matcher() for grammar in compiled]
     generator = np.random.default_rng(0)
     spent: dict[str, list[float]] = {"masks": [], "masks_cpu": [], "take": []}
     for _ in range(steps):
@@ -104,7 +105,8 @@ def measure_parts(grammars: Grammars, form: ContentForm, streams: int, steps: in
         spent["take"].append(time.perf_counter() - started)
         assert not failed, "an id of the mask is taken"
         matchers = [
-            grammar.matcher() if drawn == WORDS else matcher for matcher, drawn in zip(matchers, ids, strict=True)
+            grammar.matcher() if drawn == WORDS else matcher
+            for grammar, matcher, drawn in zip(compiled, matchers, ids, strict=True)
         ]
     for part, values in spent.items():
         figures.add(f"{name}_{part}", [1e6 * value for value in values], "us")

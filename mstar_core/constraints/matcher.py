@@ -1,17 +1,21 @@
 """Matchers of constrained sequences: which ids may follow those that a request has drawn.
 
 The scheduler of a text head owns one per sequence. Grammars are compiled on a thread, because a large one takes up to a
-second, and so does the trie of a large vocabulary at the first grammar.
+second, and so does the trie of a large vocabulary at the first grammar. Copies of a compiled grammar share its lexer
+behind a lock, so their masks are computed one after the other: a grammar that many requests use is compiled again, at
+most once for each thread that computes masks.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakSet
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -34,6 +38,12 @@ MOST_GRAMMARS: Final = 64
 COMPILERS: Final = 2
 """Threads that compile, so that one slow grammar does not delay all others."""
 
+SHARING: Final = 4
+"""Requests that share one compiled grammar before it is compiled again."""
+
+MOST_THREADS: Final = 32
+"""Threads that compute masks on a large host. A few cores are left to the processes beside this one."""
+
 SMALL_VOCABULARY: Final = 10_000
 """Ids up to which the trie takes milliseconds, so that no node prepares it before a request needs it."""
 
@@ -46,16 +56,17 @@ def mask_words(vocab: int) -> int:
 class Matcher:
     """State of one constrained sequence. Owned by its branch.
 
-    ids: those that it has taken, from which another rank rebuilds it.
+    ids: those that it has taken, from which another rank rebuilds it. lock: equal for matchers that share a lexer.
     """
 
-    def __init__(self, machine: LLMatcher, ids: Sequence[int] = ()) -> None:
+    def __init__(self, machine: LLMatcher, ids: Sequence[int] = (), *, lock: int = 0) -> None:
         self.machine = machine
         self.ids = list(ids)
+        self.lock = lock
 
     def copy(self) -> Self:
         """Return a matcher in the same state."""
-        return type(self)(self.machine.deep_copy(), self.ids)
+        return type(self)(self.machine.deep_copy(), self.ids, lock=self.lock)
 
     def take(self, ids: Sequence[int]) -> None:
         """Go on past ids. Raises EngineError if the grammar forbids one of them."""
@@ -75,19 +86,33 @@ class Matcher:
 
 
 class Grammar:
-    """A grammar of a request, which a thread compiles. Shared by the requests that have the same one."""
+    """A grammar of one request, which a thread compiles."""
 
-    def __init__(self, compiled: Future[LLMatcher]) -> None:
+    def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
+        compiled.users.add(self)
 
     @property
     def is_ready(self) -> bool:
         """Whether `matcher` does not wait."""
-        return self._compiled.done()
+        return self._compiled.machine.done()
 
     def matcher(self) -> Matcher:
         """Return a matcher before the first id. Raises RequestError for a grammar that cannot be compiled."""
-        return Matcher(self._compiled.result().deep_copy())
+        return Matcher(self._compiled.machine.result().deep_copy(), lock=id(self._compiled))
+
+
+class Compiled:
+    """A grammar as it was compiled once. users: the requests whose matchers are copies of it."""
+
+    def __init__(self, machine: Future[LLMatcher]) -> None:
+        self.machine = machine
+        self.users: WeakSet[Grammar] = WeakSet()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be compiled."""
+        return self.machine.done() and self.machine.exception() is not None
 
 
 class Grammars:
@@ -104,20 +129,21 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._masking: LLExecutor | None = None
+        self._mask_threads = min(MOST_THREADS, max(1, len(os.sched_getaffinity(0)) * 4 // 5))
         self._was_prepared = False
-        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[str, list[Compiled]] = OrderedDict()
 
     def compile(self, constraint: str) -> Grammar:
-        """Begin to compile a grammar, unless it is kept from an earlier request."""
-        compiled = self._kept.pop(constraint, None)
-        if compiled is None or (compiled.done() and compiled.exception() is not None):
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammars")
-            compiled = self._threads.submit(self._compile, constraint)
-        self._kept[constraint] = compiled
+        """Begin to compile a grammar, unless it is kept from an earlier request and few others use it."""
+        kept = [each for each in self._kept.pop(constraint, []) if not each.has_failed]
+        chosen = min(kept, key=lambda each: len(each.users), default=None)
+        if chosen is None or (len(chosen.users) >= SHARING and len(kept) < self._mask_threads):
+            chosen = self._submit(constraint)
+            kept.append(chosen)
+        self._kept[constraint] = kept
         if len(self._kept) > MOST_GRAMMARS:
             self._kept.popitem(last=False)
-        return Grammar(compiled)
+        return Grammar(chosen)
 
     @property
     def is_prepared(self) -> bool:
@@ -149,7 +175,9 @@ class Grammars:
         A matcher that has failed allows ids that end the answer; it reports its failure when it takes one.
         """
         masks = np.full((len(matchers), self.words), -1, dtype=np.int32)
-        chosen = [(matcher.machine, row) for row, matcher in enumerate(matchers) if matcher is not None]
+        held = [(matcher.lock, row, matcher.machine) for row, matcher in enumerate(matchers) if matcher is not None]
+        # Threads take neighbours, so those that share a lock stand together.
+        chosen = [(machine, row) for _, row, machine in sorted(held, key=lambda each: each[:2])]
         if len(chosen) == 1:
             machine, row = chosen[0]
             machine.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
@@ -160,8 +188,13 @@ class Grammars:
     @property
     def _executor(self) -> LLExecutor:
         if self._masking is None:
-            self._masking = LLExecutor()
+            self._masking = LLExecutor(self._mask_threads)
         return self._masking
+
+    def _submit(self, constraint: str) -> Compiled:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammars")
+        return Compiled(self._threads.submit(self._compile, constraint))
 
     def _prepared(self) -> LLTokenizer:
         with self._lock:
@@ -178,5 +211,5 @@ class Grammars:
                 "simplify the schema or grammar",
                 code="unsupported_grammar",
             )
-        machine.compute_bitmask()  # the first mask is the slowest; matchers of this grammar share what it computes
+        machine.compute_bitmask()  # the first mask is the slowest; copies share what it computes
         return machine

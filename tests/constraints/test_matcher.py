@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+
 import numpy as np
 import pytest
 
-from mstar_core.constraints.matcher import MOST_GRAMMARS, SMALL_VOCABULARY, Grammars, Matcher, mask_words
+from mstar_core.constraints.matcher import MOST_GRAMMARS, SHARING, SMALL_VOCABULARY, Grammars, Matcher, mask_words
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import EngineError, RequestError
 
@@ -84,6 +87,23 @@ def test_a_grammar_is_compiled_once_while_it_is_kept() -> None:
     assert grammars.compile(CHOICE)._compiled is not first._compiled
     start(grammars)
     assert loads == [1]
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 1), (5, 4), (16, 3)])
+def test_requests_of_one_grammar_share_a_lock_only_a_few_at_a_time(
+    cores: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
+    grammars = compiler()
+    requests = [grammars.compile(CHOICE) for _ in range(SHARING * most)]
+    matchers = [request.matcher() for request in requests]
+    users = Counter(matcher.lock for matcher in matchers)
+    assert set(users.values()) == {SHARING} and len(users) == most
+    matchers[0].take([ord("a")])
+    masks = grammars.masks([*matchers[::-1], None])
+    assert [allowed(mask) for mask in masks[:-1]] == [[ord("a"), ord("c")]] * (len(matchers) - 1) + [[ord("b")]]
+    del requests[:SHARING]
+    assert grammars.compile(CHOICE).matcher().lock == matchers[0].lock, "the compiled one that no request uses"
 
 
 def test_a_grammar_that_cannot_be_compiled_says_why_and_is_tried_again() -> None:
