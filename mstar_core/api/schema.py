@@ -645,6 +645,9 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
         "audio"
     )
     instructions: Annotated[str, Meta(description="accepted with a warning; has no effect")] | None = None
+    verbatim: (
+        Annotated[bool, Meta(description="true: a model that answers reads the text aloud, word for word")] | None
+    ) = None
     request_id: RequestId = None
 
 

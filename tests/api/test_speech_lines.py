@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -14,10 +15,25 @@ import pytest
 
 from mstar_core.api.http.json_lines import json_lines
 from mstar_core.errors import MstarError, TooLarge
+from mstar_core.graph import Sampling
+from mstar_core.plugin import param
 from tests.api.conftest import LIMIT_S, Api, running
 from tests.api.handed_over import first_process, second_process
+from tests.api.test_chat_tools import HeldParams
+from tests.api.test_constraint import admits
 from tests.fakes.conductor import speak
+from tests.fakes.omni_model import LM
 from tests.fakes.omni_model import SPEC as OMNI
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldVoice(HeldParams):
+    voice: str = param("ethan", "speaker", choices=("ethan", "chelsie"), openai="voice")
+
+
+HELD_LM = replace(LM, sampling=Sampling(port="token", is_text=True))
+HELD = replace(OMNI, params=HeldVoice, nodes=(HELD_LM, *OMNI.nodes[1:]), surfaces={})
+"""A model that answers, and whose text can be held."""
 
 PATH = "/v1/audio/speech"
 TYPE = "application/x-ndjson"
@@ -190,10 +206,36 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
         await api.clean()
 
 
-async def test_a_model_that_answers_refuses_lines() -> None:
+async def test_a_model_that_answers_is_held_to_each_sentence() -> None:
+    async with running(speak(1), model=HELD) as api:
+        body = b'{"input": "Hi there. \\"Two\\" {x}", "response_format": "pcm", "seed": 4}\n'
+        answer = await api.client.post(PATH, content=body, headers={"Content-Type": TYPE})
+        assert answer.status_code == 200 and answer.headers["x-speech"] == "verbatim"
+        assert len(answer.content) == 2 * CHUNK_BYTES, "the sound of both sentences, without their text"
+        held = [request.params["constraint"] for request in api.fake.requests]
+        said = ["Hi there.", '"Two" {x}']
+        assert [[admits(one, text) for text in (*said, "Hi there. More")] for one in held] == [
+            [True, False, False],
+            [False, True, False],
+        ]
+        assert all(text in api.fake.prompt(request) for text, request in zip(said, api.fake.requests, strict=True))
+
+
+async def test_verbatim_chooses_between_the_text_and_an_answer_to_it() -> None:
+    async with running(speak(1), model=HELD) as api:
+        for verbatim, kind in ((None, "answer"), (False, "answer"), (True, "verbatim")):
+            answer = await api.client.post(PATH, json={"input": "Hi", "verbatim": verbatim})
+            assert (answer.status_code, answer.headers["x-speech"]) == (200, kind)
+            assert (api.fake.requests[-1].params.get("constraint") is None) == (kind == "answer")
+        body = b'{"input": "Hi.", "verbatim": false}\n'
+        refused = await api.client.post(PATH, content=body, headers={"Content-Type": TYPE})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "verbatim")
     async with running(speak(1), model=OMNI) as api:
-        answer = await api.client.post(PATH, content=b'{"input": "Hi."}\n', headers={"Content-Type": TYPE})
-        assert answer.status_code == 400 and "does not read it aloud" in answer.text
+        refused = await api.client.post(PATH, json={"input": "Hi", "verbatim": True})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
+    async with running(speak(1)) as api:
+        refused = await api.client.post(PATH, json={"input": "Hi", "verbatim": False})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "verbatim")
 
 
 async def test_another_process_goes_on_between_any_two_writes() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from sanic.response import HTTPResponse
 
@@ -13,16 +13,24 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.json_lines import NDJSON
 from mstar_core.api.output.audio import audio_format, content_type
 from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.parse.capabilities import check_capability
+from mstar_core.api.parse.constraint import TextForm
 from mstar_core.api.parse.params import ParsedRequest, RequestParams
+from mstar_core.api.parse.tools import ChatOptions
+from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.routes.sound_stream import Ending, SoundSource, send_sound, send_sound_events
 from mstar_core.api.routes.speech_lines import ending_body, read_lines, spoken_sentences
-from mstar_core.api.schema import SpeechRequest
+from mstar_core.api.schema import ChatMessage, SpeechRequest
 from mstar_core.api.service import Session
+from mstar_core.constraints.content import ChosenText
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Audio
 from mstar_core.sound_files import AudioFormat, encode_whole
+
+READ_ALOUD: Final = "Read this text aloud, word for word:\n{text}"
+"""Question to a model that answers, which makes the text a likely answer."""
 
 
 def speech_kind(spec: ModelSpec) -> str:
@@ -37,8 +45,9 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
         return None
     service = exchange.service
     body, rest = await read_body(exchange, SpeechRequest)
-    call = _calls(exchange, body, rest)(body.input)
-    form, audio = audio_format(body.response_format), _begin(exchange, body)
+    reads = _reads(service.model, body)
+    call = await _calls(exchange, body, rest, reads=reads)(body.input)
+    form, audio = audio_format(body.response_format), _begin(exchange, body, reads=reads)
     async with service.open(
         call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
     ) as session:
@@ -54,31 +63,43 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
 
 async def _speech_of_lines(exchange: Exchange) -> None:
     """Speak the text of the body's lines while they arrive. The response is always a stream."""
-    if speech_kind(exchange.service.model) == "answer":
-        raise RequestError(
-            "this model answers a text and does not read it aloud",
-            hint="send the whole text as application/json",
-            field="Content-Type",
-        )
     body, rest, texts = await read_lines(exchange)
-    form, audio = audio_format(body.response_format), _begin(exchange, body)
+    if not _reads(exchange.service.model, body, default=True):
+        raise RequestError(
+            "lines are read aloud, but verbatim is false",
+            hint="send the whole text as application/json",
+            field="verbatim",
+        )
+    form, audio = audio_format(body.response_format), _begin(exchange, body, reads=True)
     send = send_sound_events if body.stream_format == "sse" else send_sound
-    async with ending_body(exchange), spoken_sentences(exchange, texts, _calls(exchange, body, rest)) as source:
+    calls = _calls(exchange, body, rest, reads=True)
+    async with ending_body(exchange), spoken_sentences(exchange, texts, calls) as source:
         await send(exchange, source, form, audio)
 
 
-def _begin(exchange: Exchange, body: SpeechRequest) -> Audio:
+def _reads(spec: ModelSpec, body: SpeechRequest, *, default: bool = False) -> bool:
+    """Return whether the text is read aloud. default: for a model that answers. Raises RequestError."""
+    if speech_kind(spec) == "answer":
+        return default if body.verbatim is None else body.verbatim
+    if body.verbatim is False:
+        raise RequestError("this model answers no text", hint="omit verbatim: it reads aloud", field="verbatim")
+    return True
+
+
+def _begin(exchange: Exchange, body: SpeechRequest, *, reads: bool) -> Audio:
     """Set what the response says of its sound."""
     spec = exchange.service.model
     audio = spec.output("audio")
     assert isinstance(audio, Audio)
     exchange.keep_events(EVENTS if body.stream_format == "sse" else None)
     exchange.headers["X-Sample-Rate"] = str(audio.rate)
-    exchange.headers["X-Speech"] = speech_kind(spec)
+    exchange.headers["X-Speech"] = "verbatim" if reads else "answer"
     return audio
 
 
-def _calls(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> Callable[[str], ParsedRequest]:
+def _calls(
+    exchange: Exchange, body: SpeechRequest, rest: dict[str, Any], *, reads: bool
+) -> Callable[[str], Awaitable[ParsedRequest]]:
     """Return a function that makes the request of a text. Raises RequestError, NotFound."""
     spec = exchange.service.model
     check_name(exchange, body.model)
@@ -86,7 +107,28 @@ def _calls(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> Cal
     params = openai_parsed(exchange, rest, speech_outputs(spec), {"voice": voice} if voice is not None else None)
     if body.instructions:
         params = replace(params, warnings=(*params.warnings, "instructions has no effect on this model"))
-    return lambda text: spoken_call(exchange, text, params)
+
+    async def call(text: str) -> ParsedRequest:
+        if reads and speech_kind(spec) == "answer":
+            return await held_call(exchange, text, params)
+        return spoken_call(exchange, text, params)
+
+    return call
+
+
+async def held_call(exchange: Exchange, text: str, params: RequestParams) -> ParsedRequest:
+    """Return the request in which a model that answers says a text: its answer is held to exactly these characters.
+
+    Its language model reads one token after the other as its own answer, so the speech model gets what it gets of any
+    answer. Raises RequestError, TooLarge.
+    """
+    spec = exchange.service.model
+    text = _input(text, exchange.service.deployment.api.max_speech_chars).strip()
+    check_capability(spec, "structured_outputs", "verbatim")
+    messages = [ChatMessage(role="user", content=READ_ALOUD.format(text=text))]
+    outputs = tuple(dict.fromkeys(("text", *speech_outputs(spec))))
+    form = TextForm("input", ChosenText(texts=(text,)))
+    return await chat_call(exchange, messages, outputs, ChatOptions(thinks=False), params, form)
 
 
 def spoken_call(exchange: Exchange, text: str, params: RequestParams) -> ParsedRequest:

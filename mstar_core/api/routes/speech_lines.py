@@ -8,7 +8,7 @@ ready before the one that sounds has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ async def ending_body(exchange: Exchange) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def spoken_sentences(
-    exchange: Exchange, texts: AsyncIterator[str], call: Callable[[str], ParsedRequest]
+    exchange: Exchange, texts: AsyncIterator[str], call: Callable[[str], Awaitable[ParsedRequest]]
 ) -> AsyncIterator[SoundSource]:
     """Speak the sentences of a text during the block. call: makes the request of a sentence. Raises Overloaded."""
     limit = min(SENTENCE_CHARS, exchange.limits.max_speech_chars)
@@ -93,7 +93,7 @@ async def _sentences(texts: AsyncIterator[str], limit: int) -> AsyncIterator[str
 
 
 async def _calls(
-    exchange: Exchange, sentences: AsyncIterator[str], call: Callable[[str], ParsedRequest]
+    exchange: Exchange, sentences: AsyncIterator[str], call: Callable[[str], Awaitable[ParsedRequest]]
 ) -> AsyncIterator[ParsedRequest]:
     """Yield the requests of sentences. While none is complete, the request can be cancelled by its id."""
     registry = exchange.service.registry
@@ -107,7 +107,7 @@ async def _calls(
                 raise
         if sentence is None:
             return
-        yield call(sentence)
+        yield await call(sentence)
 
 
 async def _pcm(group: Group) -> AsyncIterator[bytes | None]:

@@ -35,12 +35,17 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Any]:
+def client() -> Iterator[httpx.Client]:
     with (
         Deployment(served=OMNI, name="mini", weights_source="mini") as running,
         httpx.Client(base_url=running.url, timeout=120) as client,
     ):
-        yield judge.served(client, "qwen3_omni")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ask(client: httpx.Client) -> Any:
+    return judge.served(client, "qwen3_omni")
 
 
 def test_questions_about_pictures_clips_and_sounds_are_answered(ask: Any) -> None:
@@ -57,6 +62,19 @@ def test_spoken_answers_are_heard_right(ask: Any) -> None:
     verdict = judge.judge_speech(ask, tensors, SPOKEN, listeners)
     assert verdict["nearest"] >= LEAST, verdict
     assert verdict["recognizer"] >= 0.6, verdict
+
+
+def test_a_text_is_read_aloud_word_for_word(client: httpx.Client) -> None:
+    """The Talker speaks a text that the Thinker was held to, as it speaks answers."""
+    answers = sounds.load(SOUNDS).answers
+    listen = judge.nearest(answers, VOICE)
+    words = sorted(word for voice, word in answers if voice == VOICE)[:SPOKEN]
+    heard = []
+    for word in words:
+        body = {"input": word, "verbatim": True, "voice": VOICE, "response_format": "pcm", "seed": 1}
+        spoken = client.post("/v1/audio/speech", json=body).raise_for_status()
+        heard.append(listen(np.frombuffer(spoken.content, "<i2") / np.float32(32768)))
+    assert np.mean([word == other for word, other in zip(words, heard, strict=True)]) >= LEAST, (words, heard)
 
 
 def test_speech_whose_chunks_are_swapped_is_noticed(ask: Any) -> None:
