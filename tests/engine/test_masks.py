@@ -162,7 +162,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone() -> None:
     for handle, constraint in enumerate((bad, EITHER)):
         driver.open(handle, held(constraint))
         while engine.is_compiling:
-            engine._scheduler._requests.requests[Handle(handle)].grammar._compiled.exception()  # type: ignore[union-attr]
+            engine._scheduler._requests.requests[Handle(handle)].grammar._compiled.machine.exception()  # type: ignore[union-attr]
         driver.prefill(handle, prompt(handle, 3))
         driver.decode(handle, STEPS, (END,))
     driver.run()
@@ -223,20 +223,20 @@ def test_masks_are_computed_while_the_layers_of_their_step_run(graphs: CaptureSi
 def test_jobs_wait_for_their_grammar_while_others_run() -> None:
     from concurrent.futures import Future
 
-    from mstar_core.constraints.matcher import Grammar
+    from mstar_core.constraints.matcher import Compiled, Grammar
 
     engine = constrained_engine()
     driver = Driver(engine)
     driver.open(0, held(EITHER))
     driver.open(1)
     slow: Future[object] = Future()
-    engine._scheduler._requests.requests[Handle(0)].grammar = Grammar(slow)  # type: ignore[arg-type]
+    engine._scheduler._requests.requests[Handle(0)].grammar = Grammar(Compiled(slow))  # type: ignore[arg-type]
     jobs = [driver.prefill(handle, prompt(handle, 3)) for handle in range(2)]
     driver.run()
     assert set(driver.done) == {jobs[1]} and engine.is_compiling
     assert engine.pages_and_waits()[Handle(0)] == (0, "waits for its grammar")
     assert engine.pressure().ready == 0 and not engine.contention().waiting
-    slow.set_result(engine._grammars.compile(EITHER)._compiled.result())  # type: ignore[union-attr]
+    slow.set_result(engine._grammars.compile(EITHER)._compiled.machine.result())  # type: ignore[union-attr]
     driver.run()
     assert set(driver.done) == set(jobs) and not engine.is_compiling
 
