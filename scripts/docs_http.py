@@ -151,6 +151,7 @@ HTTP_PARTS: dict[str, Callable[[], str]] = {
     "http-tokenize": fields_of("TokenizeRequest"),
     "http-speech": fields_of("SpeechRequest"),
     "http-transcription": fields_of("TranscriptionRequest"),
+    "http-video": fields_of("VideoRequest"),
     "http-image": fields_of("ImageRequest"),
 }
 """Parts by name, for docs_parts.PARTS."""

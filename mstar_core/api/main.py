@@ -232,6 +232,8 @@ class ApiProcess:
         await listener.adopt()
         listener.start()
         self._listener = listener
+        if self._service is not None:
+            await self._service.videos.resume()
         log.info("serving", extra={"facts": {"host": self.spec.api.host, "port": self.port}})
 
 

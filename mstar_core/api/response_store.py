@@ -1,25 +1,19 @@
 """SQLite store of responses that clients may retrieve or continue. Owned by the service, used by /v1/responses.
 
-One thread of its own holds the only connection, so that a slow disk never blocks the event loop and statements need no
-locks. Entries leave after their time to live, or when the store is full, the one unused for the longest time first.
+Entries leave after their time to live, or when the store is full, the one unused for the longest time first.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mstar_core.api.errors import storage_full
+from mstar_core.api.sqlite_file import SqliteFile
 from mstar_core.errors import RequestError
 
 T = TypeVar("T")
@@ -37,9 +31,6 @@ LARGEST_SHARE: Final = 0.25
 MOST_TURNS: Final = 4096
 """Longest conversation that is followed back."""
 
-WAL_BYTES: Final = 4 << 20
-BUSY_S: Final = 5.0
-BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 NAMES: Final = ("id", "owner", "previous", "status", "created", "body", "items")
 COLUMNS: Final = ", ".join(NAMES)
@@ -61,8 +52,6 @@ WITH RECURSIVE chain (id, previous, depth) AS (
     WHERE c.depth < {MOST_TURNS}
 )
 """
-
-log = logging.getLogger("mstar.api.responses")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +101,7 @@ class ResponseStore:
         self.path = path
         self.limits = limits
         self._clock = clock
-        self._thread: ThreadPoolExecutor | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._file = SqliteFile(path, table="responses", create=TABLE, version=VERSION)
 
     @property
     def is_on(self) -> bool:
@@ -123,7 +111,7 @@ class ResponseStore:
     @property
     def exists(self) -> bool:
         """Return whether there may be entries, of this process or of an earlier one."""
-        return self.is_on and (self._connection is not None or self.path.exists())
+        return self.is_on and self._file.exists
 
     async def save(self, entry: StoredResponse) -> bool:
         """Insert or replace an entry and mark the conversation before it as used. Returns False if it is too large."""
@@ -170,11 +158,7 @@ class ResponseStore:
 
     async def close(self) -> None:
         """Close the file after all operations that have begun."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        await asyncio.get_running_loop().run_in_executor(thread, self._forget)
-        thread.shutdown()
+        await self._file.close()
 
     @property
     def _oldest(self) -> float:
@@ -185,60 +169,7 @@ class ResponseStore:
         return await self._run(operation) if self.exists else None
 
     async def _run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="mstar-responses")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, operation)
-
-    def _guarded(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            return operation(self._open())
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in BROKEN:
-                raise storage_full(error) from error
-            self._put_aside(error)
-        except OSError as error:
-            raise storage_full(error) from error
-        try:
-            return operation(self._open())
-        except (sqlite3.Error, OSError) as error:
-            raise storage_full(error) from error
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is not None:
-            return self._connection
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
-        try:
-            connection.executescript(
-                f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;"
-                f"PRAGMA journal_size_limit = {WAL_BYTES};"
-            )
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version != VERSION:
-                connection.executescript(f"DROP TABLE IF EXISTS responses; {TABLE}")
-            if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-                raise _damaged()
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        return connection
-
-    def _put_aside(self, error: sqlite3.Error) -> None:
-        """Rename a damaged file, which replaces an earlier one, so that the next operation makes a new one."""
-        self._forget()
-        kept = self.path.with_name(f"{self.path.name}.damaged")
-        log.error("the store of responses is damaged and begins empty", extra={"facts": {"why": str(error)}})
-        for name in (f"{self.path}-wal", f"{self.path}-shm"):
-            with suppress(FileNotFoundError):
-                os.unlink(name)
-        with suppress(FileNotFoundError):
-            os.replace(self.path, kept)
-
-    def _forget(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        return await self._file.run(operation)
 
     def _save(self, connection: sqlite3.Connection, entry: StoredResponse) -> None:
         now = self._clock()
@@ -271,9 +202,3 @@ def _entry(columns: Sequence[Any] | None) -> StoredResponse | None:
 
 def _whole(columns: Sequence[Any]) -> StoredResponse:
     return StoredResponse(**dict(zip(NAMES, columns, strict=True)))
-
-
-def _damaged() -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError("the file fails its check")
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    return error

@@ -78,6 +78,8 @@ from mstar_core.api.schema import (
     TranscriptionRequest,
     Version,
 )
+from mstar_core.api.videos import routes as videos
+from mstar_core.api.videos.schema import DeletedVideo, VideoList, VideoObject, VideoRequest
 
 Handler = Callable[[Exchange], Awaitable[HTTPResponse | None]]
 Struct = type[msgspec.Struct]
@@ -324,6 +326,68 @@ ROUTES: Final = (
         answer=Images,
         gives=(EVENTS,),
         errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST",
+        path=ENDPOINTS["video"],
+        handler=videos.create,
+        name="video",
+        needs=("video",),
+        reads_body=True,
+        summary="Begin to generate a video",
+        body=VideoRequest,
+        takes=(FORM, JSON),
+        files={"input_reference": False},
+        answer=VideoObject,
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="GET",
+        path=ENDPOINTS["video"],
+        handler=videos.page,
+        name="videos",
+        needs=("video",),
+        shares_path=True,
+        answer=VideoList,
+        summary="A page of videos",
+        query={
+            "order": {"enum": ["asc", "desc"], "default": "desc"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": videos.MOST, "default": videos.USUAL},
+            "after": {"type": "string"},
+        },
+        errors=STORED,
+    ),
+    HttpRoute(
+        method="GET",
+        path=f"{ENDPOINTS['video']}/<name:str>",
+        handler=videos.retrieve,
+        name="video_state",
+        needs=("video",),
+        answer=VideoObject,
+        summary="A video and its progress",
+        errors=STORED,
+    ),
+    HttpRoute(
+        method="DELETE",
+        path=f"{ENDPOINTS['video']}/<name:str>",
+        handler=videos.delete,
+        name="video_delete",
+        needs=("video",),
+        shares_path=True,
+        answer=DeletedVideo,
+        summary="Delete a video, or cancel one that is generated",
+        errors=STORED,
+    ),
+    HttpRoute(
+        method="GET",
+        path=f"{ENDPOINTS['video']}/<name:str>/content",
+        handler=videos.content,
+        name="video_content",
+        needs=("video",),
+        gives=("video/mp4", "image/webp"),
+        summary="The file of a finished video",
+        query={"variant": {"enum": list(videos.FILES), "default": "video"}},
+        errors=(*STORED, 409),
     ),
     HttpRoute(
         method="POST",

@@ -35,15 +35,19 @@ from mstar_core.api.preprocess.grammar_checks import GrammarChecks
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.open_sessions import OpenSessions
+from mstar_core.api.requests.record import SavedLoops
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.requests.session_news import session_news
 from mstar_core.api.requests.sessions import AnswerRecord, ClientSession, SessionLimits, Sessions
 from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
+from mstar_core.api.videos.jobs import VideoJobs
+from mstar_core.api.videos.store import VideoLimits, VideoStore
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import ArenaFull, Cancelled, EngineError, MstarError, NotFound, TimedOut
+from mstar_core.messages.flow import Saved
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
@@ -55,6 +59,9 @@ from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS
 KEEPALIVE_S: Final = 15.0
 STORED_RESPONSES: Final = "responses.sqlite"
 """Name of the store in the run directory."""
+
+STORED_VIDEOS: Final = "videos"
+"""Name of the folder of videos in the run directory."""
 
 SALT_BYTES: Final = 16
 PASSING: Final = ("worker_lost", "starting")
@@ -264,6 +271,13 @@ class Service:
             Path(deployment.run_dir) / STORED_RESPONSES,
             StoreLimits(ttl_s=api.responses_ttl_s, most=api.responses_max_count, most_bytes=api.responses_max_bytes),
         )
+        self.videos = VideoJobs(
+            self,
+            VideoStore(
+                Path(deployment.run_dir) / STORED_VIDEOS,
+                VideoLimits(ttl_s=api.videos_ttl_s, most_bytes=api.videos_max_bytes),
+            ),
+        )
         self.client_secrets = ClientSecrets()
         self.sessions = OpenSessions(api.realtime_max_sessions)
         self.client_sessions = Sessions(
@@ -294,6 +308,7 @@ class Service:
     async def close(self) -> None:
         """End sessions and runs in the background, whose requests have failed, and close the store of responses."""
         await self.sessions.close()
+        await self.videos.close()
         await self.background.close()
         await self.grammars.close()
         await self.responses.close()
@@ -346,16 +361,21 @@ class Service:
         item: int | None = None,
         adapter: int = 0,
         place: Place | None = None,
+        is_continued: bool = False,
+        saved_before: SavedLoops | None = None,
+        on_saved: Callable[[Saved], None] | None = None,
     ) -> AsyncIterator[Session]:
         """Run a request for the duration of the block, and free everything it holds at the end.
 
         shared: inputs shared by the items of one request. delivery, item: see `Session`. adapter: number of its LoRA
         adapter, 0 without one. place: of a caller that runs several requests one after the other; None takes one for
-        this request.
+        this request. is_continued: an earlier api has accepted it. saved_before: states of its loops that it has kept.
+        on_saved: called with states that its loops save.
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
-        self.check_open(key, 1 if place is None else 0, is_continued=delivery is not None and delivery.is_continued)
+        is_continued = is_continued or (delivery is not None and delivery.is_continued)
+        self.check_open(key, 1 if place is None else 0, is_continued=is_continued)
         if adapter and all(each.number != adapter for each in self.deployment.adapters):
             raise NotFound("the model was unloaded", hint="GET /v1/models lists the models", code="model_not_found")
         self.link.spin.rouse()
@@ -377,6 +397,7 @@ class Service:
         ):
             if talk is not None:
                 call = dataclasses.replace(call, turns=talk.with_known_ids(call.turns, call.texts))
+            live.saved_before, live.on_saved = saved_before, on_saved
             if delivery is not None:
                 self._go_on(live, call, delivery, item or 0)
             refs: list[TensorRef] = []

@@ -313,6 +313,15 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     responses_max_bytes: Annotated[
         int, ConfigKey("Most bytes of stored responses with their inputs.", ge=65536, le=TIB)
     ] = 256 * MIB
+    videos_ttl_s: Annotated[float, ConfigKey("Seconds that a video is kept after its end.", gt=0, le=31_536_000)] = (
+        86400.0
+    )
+    videos_max_bytes: Annotated[
+        int, ConfigKey("Most bytes of finished videos; beyond it the one that ended first leaves.", ge=65536, le=TIB)
+    ] = 4096 * MIB
+    videos_timeout_s: Annotated[
+        float, ConfigKey("Time limit of a video, if it is longer than that of requests.", gt=0, le=604_800)
+    ] = 3600.0
     realtime_max_sessions: Annotated[int, ConfigKey("Most realtime sessions at once.", ge=1, le=65_536)] = 64
     realtime_idle_s: Annotated[
         float, ConfigKey("Seconds without an event of the client after which a realtime session ends.", gt=0, le=86400)

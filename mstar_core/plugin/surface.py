@@ -116,6 +116,7 @@ ROUTES: Final = (
     "image",
     "image_edit",
     "transcription",
+    "video",
     "robot_policy",
 )
 """Api routes that a model may map. `completion`, `embedding` and `tokenize` need a `TokenizingProcessor`."""
@@ -128,6 +129,7 @@ ROUTE_OUTPUTS: Final[Mapping[str, str]] = {
     "image": "image",
     "image_edit": "image",
     "transcription": "text",
+    "video": "video",
     "robot_policy": "action",
 }
 """Output modality of each route that has one. A model that maps a route must produce it."""
@@ -141,6 +143,7 @@ ROUTE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "image": ("text",),
     "image_edit": ("image", "text"),
     "transcription": ("audio",),
+    "video": ("text",),
     "robot_policy": ("image",),
 }
 """Input modalities of each route. A model that maps a route must read them."""

@@ -62,6 +62,9 @@ class Attempts:
         if live.drawn_before is not None and live.drawn_before.places:
             record.journal = live.drawn_before
             request = msgspec.structs.replace(request, resume=Resume(attempt=FIRST + 1, ids=record.journal.ids()))
+        if live.saved_before is not None and live.saved_before.places:
+            record.saved = live.saved_before
+            request = record.message(live.handle, self.clock())
         try:
             self.submit(request)
         except WorkerLost:
@@ -84,6 +87,8 @@ class Attempts:
         live = self.registry.get(message.handle)
         if live is not None and live.record is not None:
             live.record.saved.keep(message.place, message.loop)
+            if live.on_saved is not None:
+                live.on_saved(message)
 
     def lost(self, live: LiveRequest, process: str, cause: str, *, is_excused: bool = False) -> None:
         """Start the next attempt of a request after a death, or fail it if that was its last one.

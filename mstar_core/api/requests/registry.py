@@ -19,8 +19,8 @@ from mstar_core.errors import Cancelled, Duplicate, MstarError, RequestError, Ti
 
 if TYPE_CHECKING:
     from mstar_core.api.output.encode import OutputEncoder
-    from mstar_core.api.requests.record import AttemptRecord, Journal
-    from mstar_core.messages.flow import Drawn
+    from mstar_core.api.requests.record import AttemptRecord, Journal, SavedLoops
+    from mstar_core.messages.flow import Drawn, Saved
     from mstar_core.messages.telemetry import RequestNews
 
 REMEMBERED: Final = 4096
@@ -40,7 +40,8 @@ class LiveRequest:
     its inputs are ready. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
     encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
     reported: the last report; due: when its progress is reported next. drawn_before: ids drawn under an earlier api.
-    on_drawn: called with ids that it draws. adapter: number of its LoRA adapter, 0 without one.
+    on_drawn: called with ids that it draws. saved_before: states of loops saved under an earlier api. on_saved: called
+    with states that its loops save. adapter: number of its LoRA adapter, 0 without one.
     """
 
     handle: int
@@ -64,6 +65,8 @@ class LiveRequest:
     on_fail: Callable[[MstarError], None] | None = None
     drawn_before: Journal | None = None
     on_drawn: Callable[[Drawn], None] | None = None
+    saved_before: SavedLoops | None = None
+    on_saved: Callable[[Saved], None] | None = None
     period_ms: float | None = None
     skipped_ticks: int | None = None
     inputs: list[str] = field(default_factory=list)

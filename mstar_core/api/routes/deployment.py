@@ -99,6 +99,7 @@ ENDPOINTS: Final[Mapping[str, str]] = {
     "image": "/v1/images/generations",
     "image_edit": "/v1/images/edits",
     "transcription": "/v1/audio/transcriptions",
+    "video": "/v1/videos",
     "robot_policy": "/v1/robot/policy",
     "realtime": "/v1/realtime",
 }

@@ -80,6 +80,7 @@ def spec(name: str, sizes: Sizes) -> ModelSpec:
         outputs=(Video(),),
         params=Params,
         nodes=graph.nodes,
+        routes=frozenset({"video"}),
         partitions=(Partition(name="main", program=wan22, walks=graph.walks),),
         processor="mstar_wan22.processor:Processor",
         model="mstar_wan22.model:Wan22",
