@@ -61,7 +61,9 @@ class Speaker(NodeRunner):
         self._done: list[Done] = []
         self._count = 0
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None: ...
+    def open(
+        self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = -1
+    ) -> None: ...
 
     def close(self, handle: Handle) -> None: ...
 
@@ -95,7 +97,9 @@ class Silence(NodeRunner):
         self.jobs: list[Job] = []
         self._frame = torch.zeros(FRAME_SAMPLES, dtype=torch.int16)
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None: ...
+    def open(
+        self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = -1
+    ) -> None: ...
 
     def close(self, handle: Handle) -> None: ...
 

@@ -110,6 +110,21 @@ def test_constrained_sequences_alone_run_in_every_step() -> None:
     assert steps == [2] * 3
 
 
+def test_constrained_sequences_that_begin_apart_soon_share_their_steps() -> None:
+    driver = Driver(constrained_engine(lookahead=1), 1)
+    for handle in range(3):
+        driver.open(handle, held(WORD, handle))
+        driver.prefill(handle, prompt(handle, 4))
+    driver.run()
+    loops = [driver.decode(0, 12)]
+    driver.turn()
+    loops += [driver.decode(handle, 8) for handle in (1, 2)]
+    driver.run()
+    steps = [set(result.loop.keys.tolist()) for result in driver.results if result.loop is not None]
+    assert set(loops) in steps[:3], steps
+    assert len(steps) <= 13, "one step for each id of the longest, and not one for each group that began together"
+
+
 def test_an_answer_that_may_not_go_on_ends_by_an_end_id() -> None:
     for seed in range(4):
         ((ids, reason),) = answers([(prompt(seed, 3), STEPS, held(EITHER, seed))], constrained_engine())

@@ -33,7 +33,7 @@ class Requests:
     pending: branches with work outside the decode batch, by `Branch.key`. looping: job key -> branch of a resident
     loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false; starving: those
     that wait for the next item of their stream.
-    decoding: the decode batch; partial: the same without loops that wait for an id in flight, by the keys of these.
+    decoding: the decode batch; partial: the same without constrained loops, made while `is_partial_current` is false.
     ready: results that come with the next step. waits_for_slots, waits_for_pages: the last scheduling pass found a
     branch that waits for them; has_changed: something has changed since, so that it may run.
     """
@@ -47,8 +47,9 @@ class Requests:
     active: dict[int, Branch] = field(default_factory=dict)
     starving: dict[int, Branch] = field(default_factory=dict)
     decoding: Decoding | None = None
-    partial: dict[frozenset[int], Decoding | None] = field(default_factory=dict)
+    partial: Decoding | None = None
     is_decode_current: bool = True
+    is_partial_current: bool = True
     decode_version: int = 0
     decode_since: float = float("inf")
     in_flight: list[KVStep] = field(default_factory=list)
@@ -210,30 +211,31 @@ class Requests:
     def current_decode(self) -> Decoding | None:
         """Return the decode batch of the next step, rebuilt if its members changed.
 
-        A constrained loop takes no part while its last id is in flight: its next mask depends on that id. The others go
-        on without it. Batches with and without such loops alternate, so both are kept until the members change.
+        Constrained loops take no part while `undecided` says so. The others go on without them. Batches with and
+        without such loops alternate, so both are kept until the members change.
         """
         if not self.is_decode_current:
             sequences = sorted(self.active.values(), key=lambda branch: branch.request.order)
             self.decoding = self._new_decode(sequences) if sequences else None
-            self.partial.clear()
-            self.is_decode_current = True
-        absent = self.undecided
-        if self.decoding is None or not absent:
+            self.is_decode_current, self.is_partial_current = True, False
+        if self.decoding is None or not self.undecided:
             return self.decoding
-        if absent not in self.partial:
-            pairs = zip(self.decoding.keys.tolist(), self.decoding.sequences, strict=True)
-            sequences = [branch for key, branch in pairs if key not in absent]
-            self.partial[absent] = self._new_decode(sequences) if sequences else None
-        return self.partial[absent]
+        if not self.is_partial_current:
+            sequences = [branch for branch in self.decoding.sequences if branch.matcher is None]
+            self.partial = self._new_decode(sequences) if sequences else None
+            self.is_partial_current = True
+        return self.partial
 
     @property
     def undecided(self) -> frozenset[int]:
-        """Keys of constrained loops in the decode batch whose last id is in flight."""
-        if not self.in_flight:
+        """Keys of the constrained loops in the decode batch: all of them while an id of one is in flight, else none.
+
+        The next mask of that one depends on the id. The others wait for it, so that they stay in one batch: those that
+        began a step apart would otherwise go on by turns, and each half of them costs the device a whole step.
+        """
+        if not any(not step.undecided.isdisjoint(self.active) for step in self.in_flight):
             return frozenset()
-        undecided = frozenset[int]().union(*(step.undecided for step in self.in_flight))
-        return undecided.intersection(self.active)
+        return frozenset(key for key, branch in self.active.items() if branch.matcher is not None)
 
     def _new_decode(self, sequences: list[Branch]) -> Decoding:
         self.decode_version += 1
