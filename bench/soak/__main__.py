@@ -58,6 +58,7 @@ def read_options() -> argparse.Namespace:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--hours", type=float, help="length under load")
     length.add_argument("--minutes", type=float, default=2.0, help="length under load; default: 2")
+    parser.add_argument("--deaths", type=int, help="end before that, after so many deaths and a rolling restart")
     parser.add_argument("--device", default="cpu", help="device of every deployment; default: cpu")
     parser.add_argument(
         "--families", help=f"miniatures, by name; default: {ON_CPU}, on a GPU {ON_GPU}. {GROUP} has a follower"
@@ -127,6 +128,8 @@ async def under_load(options: argparse.Namespace, crowds: list[Crowd], killer: K
         duties.append(killer.roll_forever(options.restart_s, watch.began_s))
     beside = [asyncio.create_task(duty) for duty in duties]
     clients = asyncio.create_task(all_clients(crowds, end_s))
+    if options.deaths is not None:
+        beside.append(asyncio.create_task(leave_after(options.deaths, killer, crowds, clients)))
     try:
         await asyncio.wait([clients, *beside], return_when=asyncio.FIRST_COMPLETED)
         if not clients.done():
@@ -147,6 +150,15 @@ async def all_clients(crowds: list[Crowd], end_s: float) -> None:
     async with asyncio.TaskGroup() as group:
         for crowd in crowds:
             group.create_task(crowd.run(end_s))
+
+
+async def leave_after(deaths: int, killer: Killer, crowds: list[Crowd], clients: asyncio.Task[None]) -> None:
+    """End the clients once so many processes have died and one deployment has restarted without a gap."""
+    while len(killer.deaths) < deaths or (killer.can_roll and not killer.restarts):
+        await asyncio.sleep(0.1)
+    for crowd in crowds:
+        crowd.leave()
+    await clients
 
 
 async def tell_forever(crowds: list[Crowd], killer: Killer, watch: Watch) -> None:

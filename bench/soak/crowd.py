@@ -64,6 +64,7 @@ class Crowd:
     held_back: int = 0
     _running: set[asyncio.Task[None]] = field(default_factory=set)
     _number: int = 0
+    _is_over: bool = False
     _is_open: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -91,12 +92,14 @@ class Crowd:
         self._is_open.set()
 
     async def run(self, end_s: float) -> None:
-        """Send requests at drawn times until `end_s`, and wait for the end of each."""
+        """Send requests at drawn times until `end_s` or `leave`, and wait for the end of each."""
         async with self._client() as client:
             due = time.monotonic()
             while (due := due + self.draws.expovariate(self.rate)) < end_s:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 await self._is_open.wait()
+                if self._is_over:
+                    break
                 if len(self._running) >= MOST_IN_FLIGHT:
                     self.held_back += 1
                     continue
@@ -116,6 +119,10 @@ class Crowd:
 
     def resume(self) -> None:
         self._is_open.set()
+
+    def leave(self) -> None:
+        """Send no further request."""
+        self._is_over = True
 
     def counts(self) -> Counter[str]:
         """Return the number of requests by outcome."""

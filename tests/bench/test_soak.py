@@ -24,6 +24,10 @@ from bench.soak.watch import judged
 from tests.fakes import media
 
 ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = ("orpheus", "pi05")
+KINDS = {"worker", "conductor", "api"}
+DEATHS = len(KINDS) * len(FAMILIES)
+"""Each kind of process of each deployment dies once."""
 
 
 def line(modality: str, data: bytes = b"", **metadata: Any) -> dict[str, Any]:
@@ -142,13 +146,14 @@ def test_memory_files_and_descriptors_of_a_process_are_counted() -> None:
 @pytest.mark.timeout(400)
 def test_two_minutes_of_deaths_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "bench.soak", "--minutes", "1.5", "--families", "orpheus,pi05", "--load", "0.4"]
-    command += ["--kill-s", "9", "--restart-s", "35", "--lull-s", "30", "--sample-s", "5", "--save", str(path)]
+    command = [sys.executable, "-m", "bench.soak", "--minutes", "2", "--deaths", str(DEATHS), "--load", "0.4"]
+    command += ["--families", ",".join(FAMILIES), "--kill-s", "5", "--restart-s", "12", "--lull-s", "15"]
+    command += ["--sample-s", "5", "--save", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stderr, done.stdout)
     report = json.loads(path.read_text())
     assert report["failures"] == [] and done.returncode == 0
-    assert {death["kind"] for death in report["deaths"]} == {"worker", "conductor", "api"}
+    assert {death["kind"] for death in report["deaths"]} == KINDS
     assert [restart["exit"] for restart in report["rolling_restarts"]][:1] == [0]
     outcomes = {kind for each in report["deployments"].values() for kind in each["outcomes"]}
     assert {"whole", "closed", "cancelled by id"} <= outcomes, outcomes
