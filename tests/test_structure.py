@@ -7,6 +7,8 @@ import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,14 +26,31 @@ DISTRIBUTIONS = {
 }
 
 
-def modules_of(root: Path) -> dict[str, ast.Module]:
-    """Parse every module of a distribution, by dotted name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """What a module imports of its own distribution, and the classes that it defines."""
+
+    imports: frozenset[str]
+    classes: tuple[str, ...]
+
+
+@cache  # parsing takes seconds, and several tests read the same facts
+def modules_of(distribution: str) -> dict[str, Module]:
+    """Read every module of a distribution, by dotted name."""
+    root = DISTRIBUTIONS[distribution]
     base = root if root.name == "src" else root.parent
-    found = {}
-    for path in sorted(root.rglob("*.py")):
-        name = ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = ast.parse(path.read_text(encoding="utf-8"))
-    return found
+    paths = {
+        ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(root.rglob("*.py"))
+    }
+    return {name: read(path.read_text(encoding="utf-8"), paths) for name, path in paths.items()}
+
+
+def read(source: str, known: Mapping[str, object]) -> Module:
+    """Read the facts of a module from its source."""
+    module = ast.parse(source)
+    classes = tuple(node.name for node in module.body if isinstance(node, ast.ClassDef))
+    return Module(imports=frozenset(imports_of(module, known)), classes=classes)
 
 
 def imports_of(module: ast.Module, known: Mapping[str, object]) -> set[str]:
@@ -84,8 +103,7 @@ def cycles(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_no_module_imports_itself_through_others(distribution: str) -> None:
-    modules = modules_of(DISTRIBUTIONS[distribution])
-    graph = {name: imports_of(module, modules) - {name} for name, module in modules.items()}
+    graph = {name: {*module.imports} - {name} for name, module in modules_of(distribution).items()}
     assert list(cycles(graph)) == []
 
 
@@ -97,12 +115,12 @@ def folders_of(modules: Iterable[str]) -> dict[str, str]:
     return {name: name if home in split else home for name, home in homes.items()}
 
 
-def folder_cycles(modules: Mapping[str, ast.Module], ignored: Collection[tuple[str, str]] = ()) -> list[str]:
+def folder_cycles(modules: Mapping[str, Module], ignored: Collection[tuple[str, str]] = ()) -> list[str]:
     """Describe each import cycle between folders by the imports that close it."""
     folders = folders_of(modules)
     edges: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, module in modules.items():
-        for target in imports_of(module, modules):
+        for target in module.imports:
             pair = folders[name], folders[target]
             if pair[0] != pair[1] and pair not in ignored:
                 edges[pair[0]][pair[1]].append(f"{name} imports {target}")
@@ -115,17 +133,16 @@ def folder_cycles(modules: Mapping[str, ast.Module], ignored: Collection[tuple[s
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_no_folder_imports_itself_through_others(distribution: str) -> None:
-    found = folder_cycles(modules_of(DISTRIBUTIONS[distribution]), UNSOLVED)
+    found = folder_cycles(modules_of(distribution), UNSOLVED)
     assert not found, "cycles of folders:\n\n" + "\n\n".join(found)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_class_names_are_unique(distribution: str) -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
-    for name, module in modules_of(DISTRIBUTIONS[distribution]).items():
-        for node in module.body:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(name)
+    for name, module in modules_of(distribution).items():
+        for each in module.classes:
+            places[each].append(name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -168,6 +185,6 @@ def test_a_cycle_of_folders_is_described_by_its_imports() -> None:
         "p.c.d": "",
         "p.c.d.one": "from p.c.two import thing",
     }
-    modules = {name: ast.parse(source) for name, source in sources.items()}
+    modules = {name: read(source, sources) for name, source in sources.items()}
     assert folder_cycles(modules) == ["p.a.one imports p.b.two\np.b.one imports p.a.two"]
     assert folder_cycles(modules, {("p.b", "p.a")}) == []

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from tests.runtime.client import SURE, Heard, new_client, request, speak
 
-PAUSE_S: Final = 0.01
+PAUSE_S: Final = 0.05
 SHORT: Final = request(**SURE, max_output_tokens=12)
 
 

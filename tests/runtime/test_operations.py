@@ -1,8 +1,12 @@
-"""Operations without a gap on real processes: under constant load every request ends whole, and none is refused."""
+"""Operations without a gap on real processes: under constant load every request ends whole, and none is refused.
+
+A test leaves a shared deployment as it found it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +19,26 @@ from tests.runtime.steady_load import SteadyLoad
 REPLICAS = plan({0: (LLM, SNAC), 1: (LLM, SNAC)})
 
 
-async def ended(deployment: Deployment, number: int = 1) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def one() -> Iterator[Deployment]:
+    """One replica."""
+    with Deployment() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Deployment]:
+    """Two replicas."""
+    with Deployment(where=REPLICAS) as running:
+        yield running
+
+
+def operation(deployment: Deployment) -> int:
+    """Return the number of the latest operation, 0 before the first."""
+    return int((deployment.admin("/v1/")["operation"] or {"number": 0})["number"])
+
+
+async def ended(deployment: Deployment, number: int) -> dict[str, Any]:
     """Wait for the end of an operation and return its record."""
 
     def look() -> dict[str, Any] | None:
@@ -25,34 +48,34 @@ async def ended(deployment: Deployment, number: int = 1) -> dict[str, Any]:
     return await asyncio.to_thread(until, look, "the end of the operation")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_rolling_restart_under_load_fails_no_request(replicas: int) -> None:
-    with Deployment(where=REPLICAS if replicas == 2 else None) as deployment:
-        before = deployment.pids()
-        async with SteadyLoad(deployment.url) as load:
-            deployment.admin("/v1/deployment/restart?rolling=1", "POST")
-            assert (await ended(deployment))["error"] == ""
-            await load.some_more(8)
-        after = deployment.pids()
-        assert not {name for name, pid in before.items() if name != "supervisor" and after[name] == pid}
-        assert load.outcomes.keys() == {"whole"}
-        assert len({heard.pcm for heard in load.heard}) == 1
-        deployment.assert_clean()
+@pytest.mark.parametrize("replicas", ["one", "two"])
+async def test_a_rolling_restart_under_load_fails_no_request(replicas: str, request: pytest.FixtureRequest) -> None:
+    deployment: Deployment = request.getfixturevalue(replicas)
+    before, number = deployment.pids(), operation(deployment)
+    async with SteadyLoad(deployment.url) as load:
+        deployment.admin("/v1/deployment/restart?rolling=1", "POST")
+        assert (await ended(deployment, number + 1))["error"] == ""
+        await load.some_more(8)
+    after = deployment.pids()
+    assert not {name for name, pid in before.items() if name != "supervisor" and after[name] == pid}
+    assert load.outcomes.keys() == {"whole"}
+    assert len({heard.pcm for heard in load.heard}) == 1
+    deployment.assert_clean()
 
 
-async def test_a_cordoned_rank_gets_no_request_until_it_is_uncordoned() -> None:
-    with Deployment(where=REPLICAS) as deployment:
-        async with SteadyLoad(deployment.url) as load:
-            deployment.admin("/v1/ranks/1/cordon", "POST")
-            await asyncio.to_thread(until, lambda: deployment.admin("/v1/")["drained_ranks"] == [1], "an idle rank")
-            steps = deployment.value("worker-1.steps")
-            await load.some_more(20)
-            assert "cordoned" in deployment.shown("describe", "rank/1")
-            assert deployment.admin("/v1/")["drained_ranks"] == [1]
-            assert deployment.value("worker-1.steps") == steps
-            deployment.admin("/v1/ranks/1/uncordon", "POST")
-            await asyncio.to_thread(until, lambda: deployment.value("conductor.load.1"), "a request on rank 1")
-        assert load.outcomes.keys() == {"whole"}
+async def test_a_cordoned_rank_gets_no_request_until_it_is_uncordoned(two: Deployment) -> None:
+    async with SteadyLoad(two.url) as load:
+        two.admin("/v1/ranks/1/cordon", "POST")
+        await asyncio.to_thread(until, lambda: two.admin("/v1/")["drained_ranks"] == [1], "an idle rank")
+        await load.some_more(12)  # the rank's last report comes a moment after its last step
+        steps = two.value("worker-1.steps")
+        await load.some_more(20)
+        assert "cordoned" in two.shown("describe", "rank/1")
+        assert two.admin("/v1/")["drained_ranks"] == [1]
+        assert two.value("worker-1.steps") == steps
+        two.admin("/v1/ranks/1/uncordon", "POST")
+        await asyncio.to_thread(until, lambda: two.value("conductor.load.1"), "a request on rank 1")
+    assert load.outcomes.keys() == {"whole"}
 
 
 async def test_streams_beyond_the_drain_limit_go_on_at_another_replica() -> None:
@@ -75,7 +98,7 @@ async def test_groups_are_restarted_as_one_without_a_failed_request() -> None:
     with Deployment(where=PAIRS, hang_s=PATIENT_S) as deployment:
         async with SteadyLoad(deployment.url, clients=2) as load:
             deployment.admin("/v1/deployment/restart?rolling=1", "POST")
-            record = await ended(deployment)
+            record = await ended(deployment, 1)
             assert (record["error"], record["total"]) == ("", 4)
             await load.some_more(4)
         assert load.outcomes.keys() == {"whole"}
@@ -83,18 +106,17 @@ async def test_groups_are_restarted_as_one_without_a_failed_request() -> None:
         assert spawned[-6:] == ["worker-0", "follower-1", "worker-2", "follower-3", "conductor", "api"]
 
 
-async def test_replicas_that_join_and_leave_under_load_fail_no_request() -> None:
-    with Deployment() as deployment:
-        async with SteadyLoad(deployment.url) as load:
-            await asyncio.to_thread(deployment.shown, "scale", deployment.name, "--replicas", "3")
-            await load.some_more(40)
-            assert all(deployment.value(f"worker-{rank}.steps") for rank in (1, 2)), "new replicas take requests"
-            await asyncio.to_thread(deployment.shown, "set", "max_concurrent_requests=40")
-            await asyncio.to_thread(deployment.shown, "scale", deployment.name, "--replicas", "1")
-            await load.some_more(8)
-        assert set(deployment.pids()) == {"supervisor", "conductor", "worker-0", "api"}
-        assert load.outcomes.keys() == {"whole"}
-        assert deployment.admin("/v1/")["slots"] == 32
-        settings = deployment.admin("/v1/config")["settings"]
-        assert settings["max_concurrent_requests"]["source"] == "lowered from 40 as replicas left"
-        deployment.assert_clean()
+async def test_replicas_that_join_and_leave_under_load_fail_no_request(one: Deployment) -> None:
+    async with SteadyLoad(one.url) as load:
+        await asyncio.to_thread(one.shown, "scale", one.name, "--replicas", "3")
+        await load.some_more(40)
+        assert all(one.value(f"worker-{rank}.steps") for rank in (1, 2)), "new replicas take requests"
+        await asyncio.to_thread(one.shown, "set", "max_concurrent_requests=40")
+        await asyncio.to_thread(one.shown, "scale", one.name, "--replicas", "1")
+        await load.some_more(8)
+    assert set(one.pids()) == {"supervisor", "conductor", "worker-0", "api"}
+    assert load.outcomes.keys() == {"whole"}
+    assert one.admin("/v1/")["slots"] == 32
+    settings = one.admin("/v1/config")["settings"]
+    assert settings["max_concurrent_requests"]["source"] == "lowered from 40 as replicas left"
+    one.assert_clean()
