@@ -17,9 +17,8 @@ from mstarctl.start.target import find, resolve_target
 from tests.families.families import SPECS
 from tests.families.test_samples import EMBEDDED, ROBOTS, accepted, checkpoint
 
-PAIRS = [
-    (model, source, workload) for model, source in EMBEDDED for workload in Plugins.discover().workloads(SPECS[model])
-]
+PLUGINS = Plugins.discover()
+PAIRS = [(model, source, workload) for model, source in EMBEDDED for workload in PLUGINS.workloads(SPECS[model])]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ PAIRS = [
 )
 def test_a_checkpoint_takes_the_requests_of_a_workload(model: str, source: str, workload: WorkloadSpec) -> None:
     folder = checkpoint(model, source)
-    options = resolve_target(find(f"{model}:{source}", Plugins.discover())).model_kwargs
+    options = resolve_target(find(f"{model}:{source}", PLUGINS)).model_kwargs
     spec = SPECS[model].bound(folder, options)
     card = replace(card_of(spec), is_tiny=True)
     for request in itertools.islice(source_of(workload)(card, 0), 3):
@@ -42,7 +41,7 @@ def test_a_state_of_another_size_is_refused() -> None:
     folder = checkpoint("pi05", "mini")
     spec = SPECS["pi05"].bound(folder, {**SPECS["pi05"].model_kwargs, "action_dim": 2})
     assert (spec.robot_facts()["state"], spec.robot_facts()["action"]) == (2, 2)
-    (robot,) = Plugins.discover().workloads(SPECS["pi05"])
+    (robot,) = PLUGINS.workloads(SPECS["pi05"])
     sized = next(source_of(robot)(card_of(spec), 0))
     assert len(sized.params["robot_state"]) == 2 and sized.expected["shape"] == [spec.robot_facts()["horizon"], 2]
     unsized = next(source_of(robot)(ServedModel(name="pi05"), 0))
@@ -58,6 +57,6 @@ def test_a_state_of_another_size_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "count"), ROBOTS.items())
 def test_a_deployment_publishes_the_state_of_its_robot(name: str, count: int) -> None:
-    target = find(name, Plugins.discover())
+    target = find(name, PLUGINS)
     facts = target.spec.bound(None, resolve_target(target).model_kwargs).robot_facts()
     assert facts["state"] == count and len(facts["cameras"]) == 3
