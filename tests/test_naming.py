@@ -69,3 +69,8 @@ def test_a_name_without_its_module_is_found() -> None:
     assert not is_named_after("pages", {"page_table", "page"})
     assert "page_pool" in subjects_of("tests/engine")
     assert "page_pool" not in subjects_of("tests/cli")
+
+
+def test_the_longest_files_exist() -> None:
+    paths = (ROOT / "tests" / "longest_files.txt").read_text(encoding="utf-8").split()
+    assert [path for path in paths if not (ROOT / path).is_file()] == [] and len(set(paths)) == len(paths)

@@ -28,7 +28,7 @@ DISTRIBUTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """What a module imports of its own distribution, and the classes that it defines."""
+    """Facts of a module: its imports from its own distribution, and the classes that it defines."""
 
     imports: frozenset[str]
     classes: tuple[str, ...]

@@ -155,7 +155,7 @@ async def all_clients(crowds: list[Crowd], end_s: float) -> None:
 async def leave_after(deaths: int, killer: Killer, crowds: list[Crowd], clients: asyncio.Task[None]) -> None:
     """End the clients once so many processes have died and one deployment has restarted without a gap."""
     while len(killer.deaths) < deaths or (killer.can_roll and not killer.restarts):
-        await asyncio.sleep(0.1)
+        await killer.next_end()
     for crowd in crowds:
         crowd.leave()
     await clients

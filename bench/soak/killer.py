@@ -35,6 +35,7 @@ class Killer:
     can_roll: bool = False
     _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: set[asyncio.Task[bool]] = field(default_factory=set)
+    _has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ask_for_rolling(self) -> None:
         """Find out whether this version restarts deployments without a gap."""
@@ -62,6 +63,11 @@ class Killer:
         """Wait for the end of a kill or restart that is in progress."""
         await asyncio.gather(*self._running)
 
+    async def next_end(self) -> None:
+        """Wait until the next kill or restart has ended."""
+        self._has_ended.clear()
+        await self._has_ended.wait()
+
     async def _by_itself(self, work: Callable[..., bool], *arguments: object) -> bool:
         """Run a kill or a restart on a thread, one at a time and to its end, also if its caller is cancelled."""
         task = asyncio.create_task(self._locked(work, arguments))
@@ -71,7 +77,10 @@ class Killer:
 
     async def _locked(self, work: Callable[..., bool], arguments: tuple[object, ...]) -> bool:
         async with self._alone:
-            return await asyncio.to_thread(work, *arguments)
+            try:
+                return await asyncio.to_thread(work, *arguments)
+            finally:
+                self._has_ended.set()
 
     def _roll(self, served: Served, began_s: float) -> bool:
         """Restart the processes of a deployment without a gap, and record how it ended."""
