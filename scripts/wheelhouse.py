@@ -52,7 +52,8 @@ SOURCES = tuple(f"flashinfer/data/{name}/" for name in ("cutlass", "cccl", "spdl
 """Sources of kernels. The target has the kernels prebuilt."""
 
 MINIATURES = tuple(
-    f"mstar_{name}/checkpoint/mini/" for name in ("bagel", "llm", "orpheus", "pi05", "qwen3omni", "vjepa2", "wan22")
+    f"mstar_{name}/checkpoint/mini/"
+    for name in ("bagel", "llm", "orpheus", "pi05", "qwen3omni", "qwen3tts", "vjepa2", "wan22")
 )
 """Trained miniatures. The repository, which travels beside the folder, has them too."""
 

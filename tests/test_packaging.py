@@ -27,6 +27,7 @@ PLUGIN_NAMES = {
     "mstar-orpheus": "orpheus",
     "mstar-pi05": "pi05",
     "mstar-qwen3omni": "qwen3_omni",
+    "mstar-qwen3tts": "qwen3_tts",
     "mstar-vjepa2": "vjepa2",
     "mstar-wan22": "wan22",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mstar_core.layers.code_predictor import CodePredictor, CodePredictorSpec
 from mstar_core.layers.moe import MoESpec, SparseMoE
 from mstar_core.layers.rotary import Llama3Scaling, Rotary, RotarySpec, frequencies, rotate
 from mstar_core.layers.transformer import (
@@ -19,6 +20,8 @@ __all__ = [
     "Attention",
     "AttentionSpec",
     "Checkpoint",
+    "CodePredictor",
+    "CodePredictorSpec",
     "DecoderBlock",
     "GatedMLP",
     "Head",

@@ -12,7 +12,16 @@ from mstar_core.plugin import Fork, ModelSpec, Partition, ProgramRequest, Run, S
 from mstar_core.plugin.check.dry_run import sample_request
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("mstar_bagel", "mstar_llm", "mstar_orpheus", "mstar_pi05", "mstar_qwen3omni", "mstar_vjepa2", "mstar_wan22")
+PACKAGES = (
+    "mstar_bagel",
+    "mstar_llm",
+    "mstar_orpheus",
+    "mstar_pi05",
+    "mstar_qwen3omni",
+    "mstar_qwen3tts",
+    "mstar_vjepa2",
+    "mstar_wan22",
+)
 
 
 def all_specs() -> dict[str, ModelSpec]:

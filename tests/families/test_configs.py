@@ -76,6 +76,8 @@ def test_the_defaults_are_those_that_operators_know() -> None:
         "orpheus": "orpheus_colocated",
         "pi05": "pi05",
         "qwen3_omni": "qwen3omni_2gpu",
+        "qwen3_tts": "qwen3tts_colocated",
+        "qwen3_tts_base": "qwen3tts_base_colocated",
         "vjepa2": "vjepa2",
         "vjepa2_ac": "vjepa2_ac",
         "wan22": "wan22",

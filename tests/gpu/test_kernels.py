@@ -22,6 +22,7 @@ from mstar_core.engine.sampling.logit_subset import LogitSubset
 from mstar_core.engine.sampling.masks import masked
 from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.layers.code_predictor import CodePredictor, CodePredictorSpec
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.layers.lora import AdapterLimits
 from tests.engine.tiny_engine import LM, generate, prompt
@@ -267,6 +268,31 @@ def adapters(cuda: torch.device, tokens: int) -> None:
     assert out.isfinite().all()
 
 
+def residual_codes(cuda: torch.device, rows: int, groups: int, heads: int, head_dim: int, given: int | None) -> None:
+    """Frames of a code predictor. given: width of its inputs."""
+    sizes = CodePredictorSpec(
+        vocab=100,
+        width=128,
+        layers=2,
+        heads=heads,
+        kv_heads=2,
+        head_dim=head_dim,
+        mlp=256,
+        groups=groups,
+        input_width=given,
+    )
+    predictor = CodePredictor(sizes).requires_grad_(False)
+    rotation = predictor.model.rotation
+    predictor = predictor.to(cuda, torch.bfloat16)
+    predictor.model.rotation = rotation.to(cuda)
+    fuse_projections(predictor)
+    states, first = torch.randn(2, rows, given or 128, device=cuda, dtype=torch.bfloat16).unbind()
+    rule = (torch.ones(rows), torch.arange(rows), torch.full((rows,), 0.8))
+    uniform = torch.rand(rows, groups - 1, device=cuda)
+    codes = predictor.predict(states, first, uniform, *(each.to(cuda) for each in rule))
+    assert codes.shape == (rows, groups - 1) and all(0 <= code < 100 for code in codes.flatten().tolist())
+
+
 CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-1": lambda cuda: draws(cuda, 1, 53),
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
@@ -297,6 +323,9 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),
     "experts-few": lambda cuda: experts(cuda, 3, 0),
     "experts-many": lambda cuda: experts(cuda, 130, 40),
+    "frames": lambda cuda: residual_codes(cuda, 1, 16, 4, 128, None),
+    "frames-odd": lambda cuda: residual_codes(cuda, 3, 5, 6, 64, 192),
+    "frames-many": lambda cuda: residual_codes(cuda, 40, 7, 2, 32, None),
     "steps": lambda cuda: steps(cuda, 5, ()),
 }
 

@@ -60,8 +60,13 @@ class LoopValues:
         return changes
 
     def shaped(self, name: str, value: Tensor) -> Tensor:
-        """Return an input's value in its declared shape and dtype. Raises EngineError for a wrong shape."""
+        """Return an input's value in its declared shape and dtype. Raises EngineError for a wrong shape.
+
+        A pass over several tokens may have given one value for each: the last one is taken.
+        """
         shape, dtype = self._forms[keyword(name)]
+        if value.shape[1:] == shape and value.dim() > len(shape) and len(value) > 1:
+            value = value[-1]
         if value.numel() != prod(shape):
             raise EngineError(
                 f"input {keyword(name)!r} of node {self._node} has the wrong shape",

@@ -66,8 +66,7 @@ class ForwardPass:
     @property
     def outputs(self) -> dict[str, Tensor]:
         """Outputs of all chunks, joined."""
-        chunks = self.chunk_outputs.items()
-        return {port: values[0] if len(values) == 1 else torch.cat(values) for port, values in chunks}
+        return {port: _joined(values) for port, values in self.chunk_outputs.items()}
 
     @property
     def item_tokens(self) -> int:
@@ -98,6 +97,14 @@ class ForwardPass:
         """Discard what was computed: its pages are gone."""
         self.done = 0
         self.chunk_outputs = {}
+
+
+def _joined(values: list[Tensor]) -> Tensor:
+    """Join the outputs of chunks. A chunk of one token may have given its value without the axis of tokens."""
+    if len(values) == 1:
+        return values[0]
+    most = max(value.dim() for value in values)
+    return torch.cat([value if value.dim() == most else value[None] for value in values])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

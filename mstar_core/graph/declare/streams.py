@@ -55,6 +55,7 @@ class LeftContext:
     chunk_from, left_from: names of whole-number parameters that replace the numbers per request.
     first: new items of the first chunk, at most `chunk`; a smaller one is ready earlier. The chunks after it are whole.
     first_from: name of a whole-number parameter that sets `first` per request.
+    grows: each chunk after the first has twice the new items of the one before, up to `chunk`.
     """
 
     chunk: int
@@ -65,6 +66,7 @@ class LeftContext:
     left_from: str | None = None
     first: int | None = None
     first_from: str | None = None
+    grows: bool = False
 
     def for_request(self, params: Mapping[str, object]) -> LeftContext:
         """Return the policy of one request. params: its checked parameters."""
@@ -181,6 +183,8 @@ class ChunkCursor:
         if chunk.last:
             self._flushed = True
         elif isinstance(self._policy, LeftContext):
+            if self._policy.grows:
+                self._whole = min(2 * (chunk.stop - self._next), self._policy.chunk)
             self._next = chunk.stop
         else:
             self._next += self._advance

@@ -38,27 +38,7 @@ def test_kernels_of_attention_among_patches(frames: int, patches: int, heads: in
     assert kernels.attention(query, key, value, frames).isfinite().all()
 
 
-@pytest.mark.parametrize(("rows", "groups", "heads", "head_dim"), [(1, 16, 4, 128), (3, 5, 6, 64), (40, 7, 2, 32)])
-def test_kernels_of_the_code_predictor(rows: int, groups: int, heads: int, head_dim: int) -> None:
-    from mstar_core.layers.linear import fuse_projections
-    from mstar_qwen3omni.checkpoint.config import DecoderSizes
-    from mstar_qwen3omni.talker.code_predictor import CodePredictor
-
-    sizes = DecoderSizes(vocab=100, width=128, layers=2, heads=heads, kv_heads=2, head_dim=head_dim, mlp=256)
-    predictor = CodePredictor(sizes, groups).requires_grad_(False)
-    rotation = predictor.model.rotation
-    predictor = predictor.to("cuda", torch.bfloat16)
-    predictor.model.rotation = rotation.cuda()
-    fuse_projections(predictor)
-    states, first = torch.randn(2, rows, 128, device="cuda", dtype=torch.bfloat16).unbind()
-    rule = (torch.ones(rows), torch.arange(rows), torch.full((rows,), 0.8))
-    uniform = torch.rand(rows, groups - 1, device="cuda")
-    codes = predictor.predict(states, first, uniform, *(each.cuda() for each in rule))
-    assert codes.shape == (rows, groups - 1) and all(0 <= code < 100 for code in codes.flatten().tolist())
-
-
 def test_every_kernel_has_run() -> None:
-    test_kernels_of_the_code_predictor(2, 6, 4, 64)
     test_kernels_of_the_decoder(1, 5, torch.float16)
     test_kernels_of_attention_among_patches(1, 5, 1, 72)
     assert all(launched("mstar_qwen3omni").values())

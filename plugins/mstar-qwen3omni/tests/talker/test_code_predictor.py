@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softmax
 
+from mstar_core.layers.code_predictor import CodePredictor
 from mstar_core.layers.sampling import draw
 from mstar_qwen3omni.checkpoint.config import OmniConfig
-from mstar_qwen3omni.talker.code_predictor import CodePredictor
-from mstar_qwen3omni.talker.talker import Talker
+from mstar_qwen3omni.talker.talker import Talker, predictor_spec
 
 from .driver import CASES, Case, read_case
 
@@ -115,7 +115,7 @@ def test_each_group_reads_its_own_uniform(talker: Talker, config: OmniConfig) ->
 
 
 def test_fused_embeddings_sum_to_the_same(talker: Talker, config: OmniConfig) -> None:
-    model = CodePredictor(config.predictor, config.groups).requires_grad_(False).model
+    model = CodePredictor(predictor_spec(config.predictor, config.groups)).requires_grad_(False).model
     codes = torch.randint(0, config.predictor.vocab, (3, config.groups - 1))
     apart = model.sum_embeddings(codes)
     assert model.fuse_projections() and model.fuse_projections()

@@ -12,11 +12,11 @@ from torch import Tensor
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import Rotary
+from mstar_core.layers.code_predictor import CodePredictor, _Frame
 from mstar_core.layers.linear import fuse_projections
 from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig, TextIds
 from mstar_qwen3omni.params import VOICES
-from mstar_qwen3omni.talker.code_predictor import CodePredictor, _Frame
-from mstar_qwen3omni.talker.talker import Talker
+from mstar_qwen3omni.talker.talker import Talker, predictor_spec
 from mstar_qwen3omni.thinker.thinker import rotary_spec
 
 from .driver import CASES, FOLDER, Case, load_talker, read_case
@@ -61,7 +61,7 @@ def cuda() -> torch.device:
 def pair(cuda: torch.device) -> tuple[CodePredictor, CodePredictor]:
     """A predictor in bfloat16 with fused weights on the GPU, and the same weights in float32 on the CPU."""
     torch.manual_seed(2)
-    made = CodePredictor(SIZES, GROUPS).requires_grad_(False).eval()
+    made = CodePredictor(predictor_spec(SIZES, GROUPS)).requires_grad_(False).eval()
     for name, parameter in made.named_parameters():
         if "norm" in name:
             parameter.normal_(1.0, 0.1)
@@ -134,7 +134,7 @@ def made_talker(device: torch.device, dtype: torch.dtype) -> Talker:
     torch.manual_seed(6)
     talker = Talker(CONFIG).requires_grad_(False).eval().to(dtype)
     talker.model.rotary = Rotary(rotary_spec(CONFIG.talker))
-    talker.code_predictor.model.rotation = CodePredictor(SIZES, GROUPS).model.rotation
+    talker.code_predictor.model.rotation = CodePredictor(predictor_spec(SIZES, GROUPS)).model.rotation
     talker.to(device)
     fuse_projections(talker)
     return talker

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from mstar_core.errors import WeightsError
-from mstar_core.layers import Head, RMSNorm, Rotary, TokenEmbedding
+from mstar_core.layers import CodePredictor, CodePredictorSpec, Head, RMSNorm, Rotary, TokenEmbedding
 from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_qwen3omni.params import VOICES
-from mstar_qwen3omni.talker.code_predictor import CodePredictor
 from mstar_qwen3omni.talker.projections import Projection
 from mstar_qwen3omni.thinker.thinker import moe_blocks, rotary_spec
 
@@ -26,6 +25,22 @@ if TYPE_CHECKING:
     from mstar_core.layers import DecoderBlock
     from mstar_core.layers.kv_view import KVView
     from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig
+
+
+def predictor_spec(sizes: DecoderSizes, groups: int) -> CodePredictorSpec:
+    """Return the code predictor of a checkpoint (section 11)."""
+    return CodePredictorSpec(
+        vocab=sizes.vocab,
+        width=sizes.width,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        mlp=sizes.mlp,
+        groups=groups,
+        rope_base=sizes.rope_base,
+        norm_eps=sizes.norm_eps,
+    )
 
 
 class TalkerDecoder(nn.Module):
@@ -72,7 +87,7 @@ class Talker(nn.Module):
         self.hidden_projection = Projection(thinker.width, config.projection, sizes.width)
         self.model = TalkerDecoder(sizes, shard)
         self.codec_head = Head(sizes.width, sizes.vocab)
-        self.code_predictor = CodePredictor(config.predictor, config.groups)
+        self.code_predictor = CodePredictor(predictor_spec(config.predictor, config.groups))
         ids, codec = config.ids, config.codec
         # Columns of the positions 3 to 8 of section 10. The first text id and the voice's code come with the request.
         self._fixed("opening_ids", [ids.tts_pad] * 4 + [ids.tts_bos])

@@ -1,4 +1,6 @@
-"""Residual code predictor: groups 1 and up of one frame of codes (specification section 11). Called by the talker.
+"""Residual code predictor: groups 1 and up of one frame of codes, for speech models with several codebooks.
+
+Called by the module that draws group 0. Source: Qwen3-Omni and Qwen3-TTS, whose parameter names it has.
 
 Cost model on CUDA: per step the weights of all layers once; seven kernels a layer. One frame is a chain of
 `groups - 1` steps with no host work between them, so a captured graph holds it whole.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
@@ -15,18 +18,42 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from mstar_core.layers import DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.linear import PreparedLayer, project_partial, uses_fused_kernels, weight_of
+from mstar_core.layers.rotary import Rotary, RotarySpec
 from mstar_core.layers.sampling import draw
-from mstar_qwen3omni.thinker.thinker import attention_spec
+from mstar_core.layers.transformer import AttentionSpec, DecoderBlock, Head, RMSNorm, TokenEmbedding
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_qwen3omni.checkpoint.config import DecoderSizes
-
 Choose = Callable[[int, "Tensor"], "Tensor"]
 """Called with a step and its logits [B, vocab]; returns the codes, int64 [B]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodePredictorSpec:
+    """Sizes of a code predictor. vocab: codes of one group; groups: of a frame, group 0 included.
+
+    input_width: of the caller's state and of all embeddings; if it differs from `width`, a linear layer with bias
+    brings them to it. None: `width`.
+    """
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    groups: int
+    input_width: int | None = None
+    rope_base: float = 1e6
+    norm_eps: float = 1e-6
+
+    @property
+    def projects(self) -> bool:
+        """Whether inputs are brought to another width."""
+        return self.input_width not in (None, self.width)
 
 
 class FrameCache:
@@ -54,11 +81,17 @@ class PredictorDecoder(PreparedLayer):
     rotation: Tensor
     first_rows: Tensor
 
-    def __init__(self, sizes: DecoderSizes, groups: int) -> None:
+    def __init__(self, sizes: CodePredictorSpec) -> None:
         super().__init__()
-        tables = (TokenEmbedding(sizes.vocab, sizes.width) for _ in range(groups - 1))
-        self.codec_embedding = nn.ModuleList(tables)
-        spec = attention_spec(sizes)
+        groups, width = sizes.groups, sizes.input_width or sizes.width
+        self.codec_embedding = nn.ModuleList(TokenEmbedding(sizes.vocab, width) for _ in range(groups - 1))
+        spec = AttentionSpec(
+            width=sizes.width,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            norm_eps=sizes.norm_eps,
+        )
         blocks = (DecoderBlock(spec, sizes.mlp, layer, sizes.norm_eps) for layer in range(sizes.layers))
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(sizes.width, sizes.norm_eps)
@@ -88,21 +121,42 @@ class PredictorDecoder(PreparedLayer):
         return embedding(codes + self.first_rows, self._table).sum(dim=1)
 
 
-class CodePredictor(nn.Module):
-    """Dense decoder that unrolls the residual codes of a frame. Parameters are named as in the checkpoint."""
+class CodePredictor(PreparedLayer):
+    """Dense decoder that unrolls the residual codes of a frame. Parameters are named as in the checkpoints."""
 
-    def __init__(self, sizes: DecoderSizes, groups: int) -> None:
+    def __init__(self, sizes: CodePredictorSpec) -> None:
         super().__init__()
-        self.sizes, self.groups = sizes, groups
-        self.model = PredictorDecoder(sizes, groups)
-        self.lm_head = nn.ModuleList(Head(sizes.width, sizes.vocab) for _ in range(groups - 1))
+        self.sizes, self.groups = sizes, sizes.groups
+        self.model = PredictorDecoder(sizes)
+        self.lm_head = nn.ModuleList(Head(sizes.width, sizes.vocab) for _ in range(sizes.groups - 1))
+        if sizes.projects:
+            self.small_to_mtp_projection = nn.Linear(sizes.input_width or sizes.width, sizes.width)
+        self._projected: list[Tensor] | None = None
+
+    def fuse_projections(self) -> bool:
+        """Project all rows of the embeddings once, so that a step reads its input from a table. Returns True."""
+        if self._projected is None and self.sizes.projects:
+            tables = cast("list[TokenEmbedding]", list(self.model.codec_embedding))
+            self._projected = [self.project(table.weight.detach()) for table in tables]
+        return True
+
+    def project(self, x: Tensor) -> Tensor:
+        """Bring vectors of the caller to the predictor's width: [..., width]. x: [..., input_width]."""
+        out: Tensor = self.small_to_mtp_projection(x) if self.sizes.projects else x
+        return out
+
+    def inputs(self, group: int) -> Tensor:
+        """Return the table of input vectors of a group, counted from group 1: [vocab, width]."""
+        if self._projected is not None:
+            return self._projected[group]
+        return self.project(cast("TokenEmbedding", self.model.codec_embedding[group]).weight)
 
     def predict(
         self, last_hidden: Tensor, first: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
     ) -> Tensor:
         """Draw the residual codes of one frame per sequence: int64 [B, groups - 1].
 
-        last_hidden: [B, width], the talker's normalized state; first: [B, width], the talker's embedding of code 0;
+        last_hidden: [B, input_width], the caller's normalized state; first: its embedding of code 0, of that shape;
         uniform: float32 [B, groups - 1] in [0, 1); the rest [B], as `layers.sampling.draw`. A code is BAD_ROW where its
         logits have no finite maximum.
         """
@@ -113,7 +167,7 @@ class CodePredictor(nn.Module):
         """Run all steps, each with the code that `choose` took from the logits before: int64 [B, groups - 1]."""
         sequences = len(last_hidden)
         frame = _Frame(self, sequences, last_hidden)
-        x = torch.stack([last_hidden, first], dim=1).flatten(0, 1)
+        x = self.project(torch.stack([last_hidden, first], dim=1).flatten(0, 1))
         hidden = frame.run(x, frame.norm(x), 0).unflatten(0, (sequences, 2))[:, 1].contiguous()
         codes: list[Tensor] = []
         for step, head in enumerate(self.lm_head):
@@ -129,7 +183,7 @@ class _Frame:
 
     def __init__(self, predictor: CodePredictor, sequences: int, like: Tensor) -> None:
         sizes, model = predictor.sizes, predictor.model
-        self._model, self._sizes = model, sizes
+        self._predictor, self._model, self._sizes = predictor, model, sizes
         self._blocks = cast("list[DecoderBlock]", list(model.layers))
         places = 1 << (predictor.groups - 1).bit_length()
         fused = all(block.self_attn.fused_weight is not None for block in self._blocks)
@@ -146,12 +200,12 @@ class _Frame:
 
     def embed(self, group: int, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings of codes of a group, counted from group 1, and their first norm. A bad code is 0."""
-        table = cast("TokenEmbedding", self._model.codec_embedding[group])
         if self._kernels is not None:
-            first = self._blocks[0].input_layernorm
-            both: tuple[Tensor, Tensor] = self._kernels.embed_norm(codes, table.weight, first.weight, first.eps)
+            first, table = self._blocks[0].input_layernorm, self._predictor.inputs(group)
+            both: tuple[Tensor, Tensor] = self._kernels.embed_norm(codes, table, first.weight, first.eps)
             return both
-        x = table(codes.clamp(min=0))
+        embedded: Tensor = self._model.codec_embedding[group](codes.clamp(min=0))
+        x = self._predictor.project(embedded)
         return x, self.norm(x)
 
     def run(self, x: Tensor, normed: Tensor, start: int) -> Tensor:
@@ -183,5 +237,5 @@ class _Frame:
 
 
 def _kernels(places: int, width: int) -> ModuleType | None:
-    kernels = importlib.import_module("mstar_qwen3omni.talker.kernels")
+    kernels = importlib.import_module("mstar_core.layers.kernels.code_predictor")
     return kernels if kernels.supports(places, width) else None

@@ -1,0 +1,1 @@
+"""Requests: text to ids, and ids to the rows of a prompt."""

@@ -1,0 +1,1 @@
+"""Node `Talker`: the speech model with its code predictor."""

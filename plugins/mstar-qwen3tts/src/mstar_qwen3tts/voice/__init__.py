@@ -1,0 +1,1 @@
+"""Node `VoiceEncoder`: a recording to a speaker vector and its codes."""

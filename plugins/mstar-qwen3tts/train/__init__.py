@@ -1,0 +1,1 @@
+"""Training of `qwen3_tts:mini`. See README.md."""
