@@ -1,7 +1,7 @@
 """Judge of `qwen3_tts:mini` over HTTP: spoken digits, heard by pocketsphinx with a grammar of the ten words.
 
-`python -m train.judge URL` prints one JSON object; exits with 1 below the share of --least. With `--sounds FILE`, the file of
-`train.sounds`, the figure for the voice itself stands beside.
+`python -m train.judge URL` prints one JSON object; exits with 1 below the share of --least. With `--sounds FILE`, the
+file of `train.sounds`, the figure for the voice itself stands beside.
 """
 
 from __future__ import annotations
