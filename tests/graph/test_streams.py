@@ -209,3 +209,12 @@ def test_the_first_chunk_of_a_request_is_at_most_a_whole_one() -> None:
     assert policy.for_request({}) == LeftContext(25, 25, chunk_from="chunk", first=8, first_from="first")
     assert policy.for_request({"first": 4, "chunk": 10}).first == 4
     assert policy.for_request({"first": 40, "chunk": 10}).first == 10
+
+
+def test_chunks_grow_up_to_the_largest() -> None:
+    cursor = ChunkCursor(LeftContext(8, 0, first=1, grows=True))
+    cursor.push(20)
+    cursor.end(20)
+    chunks = iter(cursor.pop, None)
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 1), (1, 3), (3, 7), (7, 15), (15, 20)]
+    assert cursor.finished
