@@ -407,7 +407,7 @@ class Service:
                 await self._begin(call, live, inputs, refs, talk)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 record = None
-                if talk is not None and detokenizer is not None:
+                if talk is not None and detokenizer is not None and not call.reads_only:
                     detokenizer = answer = AnswerRecord(detokenizer)
                     record = partial(talk.remember, answer)
                 stops = StopStrings(call.stops) if call.stops else None
@@ -476,6 +476,7 @@ class Service:
             seed=call.seed,
             max_seq_len=self.deployment.max_seq_len,
             limits=self.limits,
+            reads_windows=call.reads_windows,
         )
 
     async def _admitted(self, prepared: Awaitable[Inputs], place: Place, live: LiveRequest) -> Inputs:

@@ -180,6 +180,8 @@ class Conductor:
         try:
             facts = facts_of(message, self.spec)
             partitions = self.spec.active_partitions(facts)
+            if message.reads_only:  # it has no output of any modality
+                partitions = tuple(partition for partition in partitions if partition.wants is None)
             homes = self.router.choose(partitions, message)
         except WorkerLost as error:
             if message.resume is None:

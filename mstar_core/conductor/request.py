@@ -162,7 +162,10 @@ class ConductorRequest:
         """Add one rank's counts to the request's."""
         self.emitted[done.rank] = max(done.emitted, self.emitted.get(done.rank, 0))
         self.streamed.setdefault(done.rank, {}).update(done.streamed)
-        self.cached_tokens += done.cached_tokens
+        run = self.waiting_for(done.run)
+        # Partitions that run for one modality of the answer read parts of the prompt again, with their own caches.
+        if run is None or run.partition.wants is None:
+            self.cached_tokens += done.cached_tokens
         self.is_told = self.is_told or done.is_told
         for name, count in done.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count

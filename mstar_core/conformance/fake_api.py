@@ -28,6 +28,7 @@ from mstar_core.messages.requests import (
     SegmentRef,
 )
 from mstar_core.messages.tensors import ShmTensor, TensorRef
+from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.processor import MediaPart, Processor, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
@@ -82,10 +83,13 @@ class RequestOutcome:
 class SampleRequest:
     """One request as a client sends it. outputs: modalities; by default text, else the model's first.
 
-    is_journaled, resume: as the api sends them, see NewRequest.
+    is_journaled, resume: as the api sends them, see NewRequest. texts, turns, reads_windows: see PromptRequest.
     """
 
     text: str | None = None
+    texts: Sequence[str] = ()
+    turns: Sequence[Turn] = ()
+    reads_windows: bool = False
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -149,6 +153,9 @@ class FakeApi:
         inputs = self._processor.process_prompt(
             PromptRequest(
                 text=ask.text,
+                texts=ask.texts,
+                turns=ask.turns,
+                reads_windows=ask.reads_windows,
                 media=ask.media,
                 order=ask.order,
                 params=params,

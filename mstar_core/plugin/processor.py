@@ -48,6 +48,7 @@ class PromptRequest:
     `mstar_core.plugin.observation`. None on all other routes.
     seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
     limits: media limits for the decoders in `mstar_core.plugin.media`.
+    reads_windows: other requests read beginnings of the sounds, so each window is a segment, see `Audio.window_s`.
     """
 
     text: str | None
@@ -67,6 +68,7 @@ class PromptRequest:
     seed: int = 0
     max_seq_len: int = 0
     limits: MediaLimits = field(default_factory=MediaLimits)
+    reads_windows: bool = False
 
     @property
     def size_bytes(self) -> int:

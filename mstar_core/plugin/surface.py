@@ -30,6 +30,9 @@ class Image(Modality):
 class Audio(Modality):
     """rate: samples per second.
 
+    window_s: of an input, the seconds that the model reads apart from what follows, counted from the begin of a sound.
+    A processor that gets `PromptRequest.reads_windows` makes a segment of each, so that those of a growing sound can be
+    read ahead. 0: a sound is read as a whole.
     token_loop: of an output beside text, the loop whose iterations are its tokens in the usage object. Empty: all
     sampled ids that are not text.
     """
@@ -38,6 +41,7 @@ class Audio(Modality):
     rate: int = 24000
     channels: int = 1
     token_loop: str = ""
+    window_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ from mstar_core.worker.incoming.run_inputs import RunInputs
 from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.journal import PlaceLog, draws_id
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.state.feature_cache import FeatureCache, content_of
+from mstar_core.worker.state.feature_cache import FeatureCache, content_of, output_key
 from mstar_core.worker.state.request import (
     ActiveRun,
     ChunkJob,
@@ -712,11 +712,9 @@ class Executor:
         # Ids alone need no key, and nothing is kept of media whose processor gives none.
         if run.message.rows > 1 or task.path or (not run.message.contents and (is_stateless or len(fire.inputs) < 2)):
             return None
-        content = content_of(fire.inputs, run, request.numbers)
-        if content is not None:
-            content = request.salt + content
+        content = content_of(fire.inputs, run, request.numbers, request.salt)
         if content is not None and is_stateless and len(fire.branches) <= 1:
-            run.contents[fire.task] = task.name.encode() + content
+            run.contents[fire.task] = output_key(task, content)
         return content
 
     def _feature(self, task: CompiledTask, outputs: tuple[str, ...], content: bytes | None) -> Feature | None:

@@ -113,6 +113,9 @@ class FakeDevice:
                 case PenaltiesRestored():
                     pass
 
+    def attached_rows(self, port: str, pages: Sequence[int], first: int, count: int) -> Tensor:
+        raise AssertionError("the node has no attached port")
+
     def loop_value(self, slot: int, port: str) -> Tensor | None:
         return self.values.get((port, slot))
 

@@ -65,6 +65,7 @@ class ParsedRequest:
     in place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
     client's control loop, None if it names none. session: the client's id of its session, empty without one.
     reads_only: the request has no output; it reads its prompt into the caches, under the lease of its session.
+    reads_windows: see `PromptRequest`.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class ParsedRequest:
     loop: ControlLoop | None = None
     session: str = ""
     reads_only: bool = False
+    reads_windows: bool = False
     warnings: tuple[str, ...] = ()
 
 

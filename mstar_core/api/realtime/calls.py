@@ -23,6 +23,7 @@ from mstar_core.errors import RequestError
 from mstar_core.plugin.chat.turns import ToolChoice
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import Audio
 
 TEXT: tuple[str, ...] = ("text",)
 
@@ -30,6 +31,12 @@ TEXT: tuple[str, ...] = ("text",)
 def converses(spec: ModelSpec) -> bool:
     """Return whether a model answers. One that does not speaks the text that it gets."""
     return "chat" in spec.routes
+
+
+def window_s(spec: ModelSpec) -> float:
+    """Return the seconds of sound that a model which answers reads at a time; 0 if it reads sounds as a whole."""
+    audio = spec.input("audio")
+    return audio.window_s if isinstance(audio, Audio) and converses(spec) else 0.0
 
 
 def checked_params(turn: Exchange, settings: RealtimeSettings) -> RequestParams:
@@ -86,7 +93,7 @@ async def answer_call(
         )
     except RequestError as error:
         raise layout.named(error) from error
-    return replace(call, session=session_id)
+    return replace(call, session=session_id, reads_windows=window_s(spec) > 0)
 
 
 def pending_text(entries: Sequence[Entry]) -> str:

@@ -18,6 +18,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.realtime.floor import ConversationStatus, Floor
 from mstar_core.api.realtime.history import History, new_id
 from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart, sounds_of
+from mstar_core.api.realtime.reading_ahead import ReadingAhead
 from mstar_core.api.realtime.reports import Reports
 from mstar_core.api.realtime.response import RealtimeResponse, StopReason
 from mstar_core.api.realtime.response_run import ResponseRun, RunHooks, turn_of
@@ -86,6 +87,7 @@ class RealtimeConversation:
         self._runs: dict[str, ResponseRun] = {}
         self._left_out: set[str] = set()
         self._transcriber = Transcriber(reports, self._next_turn)
+        self._ahead = ReadingAhead(exchange, session_id, self._next_turn)
         self._number = 0
         self._next_item = ""
         self._ahead_s = 0.0
@@ -159,6 +161,7 @@ class RealtimeConversation:
         """Drop the buffered sound."""
         self._resampler.flush()
         self._buffer.clear()
+        self._ahead.stop()
         self._follow_rules()
         self._next_item = ""
         self._reports.sound_cleared()
@@ -167,6 +170,7 @@ class RealtimeConversation:
         self._buffer.append(samples)
         detector, probabilities = self._detector, self._probabilities
         if detector is None or probabilities is None:
+            self._read_ahead(self._buffer.start)
             return
         for probability in await probabilities.push(samples):
             match detector.heard(probability, self._transcriber.draft):
@@ -178,9 +182,24 @@ class RealtimeConversation:
                     self._draft(detector)
                 case None:
                     pass
-        if not detector.is_speaking:
+        if detector.is_speaking:
+            self._read_ahead(detector.first_ms * self._rate // 1000)
+        else:
             spare_ms = detector.rules.prefix_ms + 1000
             self._buffer.forget_before((detector.now_ms - spare_ms) * self._rate // 1000)
+
+    def _read_ahead(self, first: int) -> None:
+        """Read the next prompt as far as it is complete. first: place where the sound of the turn begins."""
+        start = max(first, self._buffer.start)
+
+        def known(seconds: float | None) -> list[Entry]:
+            entries = self._entries()
+            if seconds is not None:
+                part = HeardPart(self._buffer.copy(start, start + int(seconds * self._rate)), self._rate)
+                entries.append(MessageEntry(id="", role="user", parts=[part]))
+            return entries
+
+        self._ahead.heard((self._buffer.end - start) / self._rate, self.settings, known)
 
     def _draft(self, detector: TurnDetector) -> None:
         """Transcribe the turn so far, whose words decide how much silence ends it."""
@@ -216,6 +235,7 @@ class RealtimeConversation:
                 self.respond(ResponseOrder(settings=self.settings))
 
     def _commit(self, samples: Pcm) -> None:
+        self._ahead.stop()
         item_id, self._next_item = self._next_item or new_id("item"), ""
         before = self.history.last_id
         part = HeardPart(samples, self._rate)
@@ -246,6 +266,7 @@ class RealtimeConversation:
     def create(self, entry: Entry, after: str | None = None) -> None:
         """Insert an item. Raises RequestError, NotFound."""
         before = self.history.insert(entry, after)
+        self._ahead.stop()
         self._reports.item_added(entry, before)
         self._reports.item_done(entry, before)
 
@@ -278,6 +299,7 @@ class RealtimeConversation:
         if self.history.find(item_id).status == "in_progress":
             raise RequestError("the item is being generated", hint="cancel its response first", field="item_id")
         self.history.delete(item_id)
+        self._ahead.stop()
         self._reports.item_deleted(item_id)
 
     def truncate(self, item_id: str, part: int, end_ms: int) -> None:
@@ -302,6 +324,7 @@ class RealtimeConversation:
         if entry.status == "in_progress":
             self.stop(None, "client_cancelled")
         speech.spoken.cut(end_ms)
+        self._ahead.stop()
         self._reports.item_truncated(item_id, part, end_ms)
 
     # Responses
@@ -322,7 +345,8 @@ class RealtimeConversation:
         if len(self._runs) >= MOST_RESPONSES:
             raise RequestError(f"the session has {MOST_RESPONSES} responses", hint="wait for the end of one")
         self._stop_idle()
-        entries = [entry for entry in self.history if entry.id not in self._left_out]
+        self._ahead.stop()
+        entries = self._entries()
         response = RealtimeResponse(settings=order.settings, is_apart=order.is_apart, metadata=order.metadata)
         self._reports.response_created(response)
         self._floor.answers += 1
@@ -336,6 +360,10 @@ class RealtimeConversation:
         )
         given = entries if order.entries is None else order.entries
         self._runs[response.id] = ResponseRun(self._next_turn(), response, given, self._reports, hooks)
+
+    def _entries(self) -> list[Entry]:
+        """Return the items that prompts hold."""
+        return [entry for entry in self.history if entry.id not in self._left_out]
 
     def stop(self, response_id: str | None, reason: StopReason = "client_cancelled") -> None:
         """Cancel a response, by default the active one. Raises RequestError if there is none."""
@@ -416,6 +444,6 @@ class RealtimeConversation:
         runs = list(self._runs.values())
         for run in runs:
             run.stop("client_cancelled")
-        await asyncio.gather(self._transcriber.close(), *(run.wait() for run in runs))
+        await asyncio.gather(self._ahead.close(), self._transcriber.close(), *(run.wait() for run in runs))
         with suppress(NotFound):  # it had no response, or was idle for long
             self._service.client_sessions.delete(self._exchange.key, self._session_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mstar_core.api.realtime.sound.formats import Pcm
-from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.api.realtime.sound.spoken import SpokenText
 from mstar_core.codec import wav_header
 
 Role = Literal["system", "user", "assistant"]

@@ -10,7 +10,7 @@ from mstar_core.api.errors import ErrorReply
 from mstar_core.api.realtime.history import new_id
 from mstar_core.api.realtime.items import CallEntry, Entry, MessageEntry, SpokenPart
 from mstar_core.api.realtime.settings import RealtimeSettings
-from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.api.realtime.sound.spoken import SpokenText
 
 ResponseState = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
 StopReason = Literal["turn_detected", "client_cancelled", "max_output_tokens"]

@@ -10,7 +10,7 @@ from mstar_core.api.realtime.history import new_id
 from mstar_core.api.realtime.items import CallEntry, Entry, MessageEntry, SpokenPart, Status, WrittenPart
 from mstar_core.api.realtime.reports import Reports
 from mstar_core.api.realtime.response import OpenOutput, RealtimeResponse, ResponseState, StopReason
-from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.api.realtime.sound.spoken import SpokenText
 
 
 class ResponseWriter:

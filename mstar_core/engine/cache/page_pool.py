@@ -128,6 +128,10 @@ class PagePool:
         assert self.refs[page] > 0, f"page {page} is not in use"
         self._known[page] = 1
 
+    def is_known(self, page: int) -> bool:
+        """Return whether the prefix cache knows a page, whose content must not change then."""
+        return bool(self._known[page])
+
     def lease(self, pages: Sequence[int]) -> None:
         """Add one lease to each page, which the prefix cache must know."""
         for page in pages:

@@ -70,10 +70,11 @@ class PageTables:
         self.capacity[slot] = int(self.count[slot]) * self.pool.page_size
         return copies
 
-    def adopt(self, slot: int, pages: list[int]) -> None:
-        """Append full pages that are already cached behind the slot's own full pages, and share them.
+    def adopt(self, slot: int, pages: list[int], tokens: int | None = None) -> None:
+        """Append pages that are already cached behind the slot's own full pages, and share them.
 
-        The first replaces a partly filled page of the slot: it starts with the same tokens.
+        The first replaces a partly filled page of the slot: it starts with the same tokens. tokens: length of the slot
+        afterwards, which may end within the last page; None: all pages are full.
         """
         full = int(self.length[slot]) // self.pool.page_size
         self.pool.share(pages)
@@ -81,7 +82,8 @@ class PageTables:
         self.ids[slot, full : full + len(pages)] = pages
         self.count[slot] = full + len(pages)
         self._pad(slot)
-        self.length[slot] = self.capacity[slot] = int(self.count[slot]) * self.pool.page_size
+        whole = int(self.count[slot]) * self.pool.page_size
+        self.length[slot] = self.capacity[slot] = whole if tokens is None else tokens
 
     def fork(self, source: int, into: int) -> None:
         """Make slot `into` share the pages of slot `source`, copy-on-write."""
@@ -116,9 +118,10 @@ class PageTables:
         self.ids[slot, self.count[slot] :] = self.ids[slot, 0]
 
     def _shared_tail(self, slot: int) -> int | None:
-        """Return the index of the partly filled page if it is shared, else None."""
+        """Return the index of the partly filled page if others read it, now or from the prefix cache; else None."""
         length = int(self.length[slot])
         index = length // self.pool.page_size
         if length % self.pool.page_size == 0 or index >= self.count[slot]:
             return None
-        return index if self.pool.refs[self.ids[slot, index]] > 1 else None
+        page = int(self.ids[slot, index])
+        return index if self.pool.refs[page] > 1 or self.pool.is_known(page) else None

@@ -23,16 +23,20 @@ GROUP_BYTES: Final = 64 << 20
 
 
 class PageStore:
-    """Moves pages of all layers between the pools, the host and staging tensors."""
+    """Moves pages of all layers between the pools, the host and staging tensors.
 
-    def __init__(self, pools: Sequence[Tensor]) -> None:
+    attached: pools of rows that belong to the pages, which do not go to another rank: no cache is shared there.
+    """
+
+    def __init__(self, pools: Sequence[Tensor], attached: Sequence[Tensor] = ()) -> None:
         self._pools = pools
+        self._all = [*pools, *attached]
         self._saved: dict[int, Sequence[HostCopy | Tensor]] = {}
 
     def save(self, number: int, pages: Sequence[int]) -> None:
         """Start copying pages to the host, behind the steps in flight. The pages may be released at once."""
         source = self._indices(pages)
-        self._saved[number] = [HostCopy(pool.index_select(0, source)) for pool in self._pools]
+        self._saved[number] = [HostCopy(pool.index_select(0, source)) for pool in self._all]
 
     def keep(self, number: int, groups: Sequence[Tensor]) -> None:
         """Keep staging tensors of another rank as saved pages."""
@@ -41,7 +45,7 @@ class PageStore:
     def restore(self, number: int, pages: Sequence[int]) -> None:
         """Write the first saved pages into these pages of the pools."""
         target = self._indices(pages)
-        for pool, saved in zip(self._pools, self._saved[number], strict=True):
+        for pool, saved in zip(self._all, self._saved[number], strict=False):  # pages that arrived have no rows
             layer = saved.wait() if isinstance(saved, HostCopy) else saved
             pool.index_copy_(0, target, upload(layer[: len(pages)], pool.device))
 

@@ -21,6 +21,7 @@ from mstar_core.engine.cuda_graphs.decode import plan_part
 from mstar_core.engine.cuda_graphs.kinds import signature
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.ragged import CapturedNode
+from mstar_core.engine.device_state.attached_rows import AttachedRows
 from mstar_core.engine.device_state.loop_values import DeviceLoopValues
 from mstar_core.engine.device_state.page_store import PageStore
 from mstar_core.engine.device_state.slots import DeviceSlots
@@ -123,7 +124,10 @@ class ModelRunner:
         device, vocab = settings.device, settings.vocab if spec.sampling else 0
         pools = make_pools(spec.kv, settings.num_pages, settings.page_size, settings.dtype, device)
         self._attention = backend(settings.attention, pools, settings.page_size, spec.kv.windows)
-        self._store = PageStore(pools)
+        self._attached: AttachedRows | None = None
+        if spec.kv.attached:
+            self._attached = AttachedRows(spec.kv, settings.num_pages + 1, settings.page_size, settings.dtype, device)
+        self._store = PageStore(pools, self._attached.pools if self._attached is not None else ())
         self._slots = DeviceSlots(settings.max_slots, vocab, device, position_dtype(spec))
         self._values: DeviceLoopValues | None = None
         if settings.loop is not None:
@@ -256,6 +260,12 @@ class ModelRunner:
         with torch.inference_mode():
             return self._store.gather(pages)
 
+    def attached_rows(self, port: str, pages: Sequence[int], first: int, count: int) -> Tensor:
+        """See Device."""
+        assert self._attached is not None
+        with torch.inference_mode():
+            return self._attached.read(port, np.array(pages, dtype=np.int32), first, count)
+
     def check_pages(self, groups: Sequence[Tensor], pages: int) -> None:
         """See Device."""
         self._store.check(groups, pages)
@@ -283,6 +293,10 @@ class ModelRunner:
             rest = self._replay_passes(graphs, plan, members, results)
             if rest:
                 self._isolated(plan, None, rest, results)
+        if self._attached is not None:
+            for planned, output in zip(passes, results.passes, strict=True):
+                if planned.keeps and output is not None:
+                    self._attached.write(output.ports, plan.tables[planned.slot], planned.cached)
         return StepOutput(decode=results.decode, passes=results.passes, failed=results.failed)
 
     def _update(self, change: updates.Update) -> None:
@@ -301,6 +315,8 @@ class ModelRunner:
                 self._attention.clear_pages(change.pages)
             case updates.PagesCopied():
                 self._attention.copy_pages(change.copies)
+                if self._attached is not None:
+                    self._attached.copy(change.copies)
             case updates.PagesSaved():
                 self._store.save(change.number, change.pages)
             case updates.PagesRestored():

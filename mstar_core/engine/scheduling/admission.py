@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from mstar_core.engine.base import Done
 from mstar_core.engine.scheduling.device_share import TEXT, DeviceShare
 
 if TYPE_CHECKING:
@@ -93,7 +94,10 @@ class Admission:
             elif branch.current is None and branch.is_reserved:
                 self._join_decode(branch)
             elif branch.is_reserved or (not requests.waits_for_pages and self._pages.reserve(branch)):
-                if branch.current is not None:
+                if branch.current is not None and not branch.current.left:
+                    self._end_cached(branch)
+                    waiting.extend([branch] if branch.queue else [])
+                elif branch.current is not None:
                     chosen.append(branch)
                     # Candidates that report each iteration stay together: the slowest decides when they report.
                     items += 0 if branch.emits or branch.current.is_ids else branch.current.iterations
@@ -104,6 +108,18 @@ class Admission:
         # A preemption during this pass may have taken the pages of a branch that was chosen before it.
         counted = self._divide(self._take_turns(chosen), is_limited=bool(most_items))
         return [(branch, count) for branch, count in counted if count and branch.is_reserved]
+
+    def _end_cached(self, branch: Branch) -> None:
+        """End a job whose whole pass came from the prefix cache."""
+        job, forward = branch.job, branch.forward
+        assert job is not None and forward is not None
+        self._loops.finish_pass(branch, forward)
+        outputs = forward.outputs
+        self._requests.ready.done.append(Done(job=job, outputs=outputs, cached_tokens=branch.cached_tokens))
+        self._requests.remember(branch, outputs)
+        branch.job = branch.forward = None
+        self._requests.requeue(branch)
+        self._requests.has_changed = True
 
     def _join_decode(self, branch: Branch) -> None:
         """Move a branch to the decode batch, unless it first has a pass over known iterations."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mstar_core.engine.cache.page_pool import OutOfPages
 from mstar_core.engine.scheduling.candidates import tokens_ahead
-from mstar_core.engine.scheduling.sequence import Branch, KVRequest
+from mstar_core.engine.scheduling.sequence import Branch, ForwardPass, KVRequest
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from mstar_core.engine.scheduling.candidates import Candidates
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.requests import Requests
+    from mstar_core.engine.steps.device import Device
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 
 class Pages:
     """Reserves pages and preempts for them. It keeps no state."""
 
-    def __init__(self, requests: Requests, loops: Loops, candidates: Candidates) -> None:
+    def __init__(
+        self, spec: NodeSpec, requests: Requests, loops: Loops, candidates: Candidates, device: Device
+    ) -> None:
+        self._port = spec.sampling.port if spec.sampling else None
+        self._attached = frozenset(each.port for each in spec.kv.attached) if spec.kv is not None else frozenset()
+        self._device = device
         self._requests = requests
         self._memory = requests.memory
         self._loops = loops
@@ -123,7 +130,7 @@ class Pages:
     def _adopt_prefix(self, branch: Branch) -> None:
         """Take over pages of the prefix cache: at the start of an empty cache, and where a further pass starts."""
         memory, slot = self._memory, branch.slot
-        if memory.prefixes is None or branch.saved:
+        if memory.prefixes is None or branch.saved or self._adopt_whole(branch, memory.prefixes):
             return
         if memory.tables.count[slot] or memory.tables.length[slot]:
             self._adopt_further(branch, memory.prefixes)
@@ -131,7 +138,7 @@ class Pages:
         tokens = sum(forward.tokens for forward in branch.replay)
         forward = branch.forward
         if forward is not None and branch.job is not None and forward.attend.write:
-            tokens += forward.tokens if not branch.wants else 0
+            tokens += forward.tokens if self._is_kept(branch, forward) else 0
         pages = memory.prefixes.match(branch.chain.keys, tokens) if tokens else []
         if not pages:
             return
@@ -143,15 +150,13 @@ class Pages:
             branch.replay[0].done = skipped
             return
         if skipped and forward is not None:
-            forward.done = branch.cached_tokens = skipped
+            self._skip(branch, forward, skipped)
         branch.is_evicted = False
 
     def _adopt_further(self, branch: Branch, prefixes: PrefixCache) -> None:
         """Take over pages where a pass begins behind cached tokens: the text after an image, or the image itself."""
-        tables, forward, job = self._memory.tables, branch.forward, branch.job
-        if forward is None or job is None or forward.done or branch.replay or not branch.chain.is_open:
-            return
-        if not forward.attend.write or forward.must_be_whole or branch.in_flight or branch.wants:
+        tables, forward = self._memory.tables, branch.forward
+        if forward is None or not self._may_adopt(branch, forward):
             return
         before = int(tables.length[branch.slot])
         full = before // self._memory.pool.page_size
@@ -159,14 +164,50 @@ class Pages:
         if not pages or before != forward.base:
             return
         tables.adopt(branch.slot, pages)
-        forward.done = branch.cached_tokens = int(tables.length[branch.slot]) - before
+        self._skip(branch, forward, int(tables.length[branch.slot]) - before)
+
+    def _adopt_whole(self, branch: Branch, prefixes: PrefixCache) -> bool:
+        """Take over all tokens of a pass that draws nothing, so that nothing of it is computed."""
+        tables, forward, job = self._memory.tables, branch.forward, branch.job
+        if forward is None or job is None or job.loop is not None or branch.parent is not None or branch.is_evicted:
+            return False
+        draws = job.sample and self._port is not None
+        if draws or not self._may_adopt(branch, forward) or int(tables.length[branch.slot]) != forward.base:
+            return False
+        tokens = forward.base + forward.tokens
+        pages = prefixes.whole(branch.chain, tokens)
+        if pages is None:
+            return False
+        tables.adopt(branch.slot, pages[forward.base // self._memory.pool.page_size :], tokens)
+        self._skip(branch, forward, forward.tokens)
+        return True
+
+    def _may_adopt(self, branch: Branch, forward: ForwardPass) -> bool:
+        """Return whether tokens of a branch's next pass may come from the cache."""
+        if branch.job is None or forward.done or branch.replay or not branch.chain.is_open:
+            return False
+        if not forward.attend.write or forward.must_be_whole or branch.in_flight:
+            return False
+        return self._is_kept(branch, forward)
+
+    def _is_kept(self, branch: Branch, forward: ForwardPass) -> bool:
+        """Return whether the pages of a pass, and rows beside them, hold all that its job wants."""
+        return not branch.wants or (branch.wants <= self._attached and not forward.is_ids)
+
+    def _skip(self, branch: Branch, forward: ForwardPass, count: int) -> None:
+        """Count the first tokens of a pass as computed, and take their attached rows from the pages."""
+        forward.done = branch.cached_tokens = count
+        for port in branch.wants:
+            pages = self._memory.tables.pages(branch.slot)
+            forward.chunk_outputs[port] = [self._device.attached_rows(port, pages, forward.base, count)]
 
     def offer_prefix(self, branch: Branch) -> None:
         """Offer the full pages of a branch to the prefix cache."""
         memory = self._memory
         if memory.prefixes is not None and branch.chain.keys:
             full = int(memory.tables.length[branch.slot]) // memory.pool.page_size
-            memory.prefixes.insert(branch.chain.keys[:full], memory.tables.pages(branch.slot)[:full])
+            pages = memory.tables.pages(branch.slot)[:full]
+            memory.prefixes.insert(branch.chain.keys[:full], pages, branch.chain.ends)
 
     def offer_answer(self, branch: Branch) -> None:
         """Offer the full pages of a branch whose request ends, up to the last id of its loop that is in the cache."""
@@ -177,13 +218,19 @@ class Pages:
             length = int(self._memory.tables.length[branch.slot]) - coming
             self._loops.extend_by_loop(branch, length if branch.forward is None else branch.logged)
         self.offer_prefix(branch)
+        if self._memory.prefixes is not None:
+            # The page that is partly filled, too: nothing is written to it any more.
+            length = int(self._memory.tables.length[branch.slot])
+            ends = {tokens: key for tokens, key in branch.chain.ends.items() if tokens <= length}
+            keys = branch.chain.keys[: length // self._memory.pool.page_size]
+            self._memory.prefixes.insert(keys, self._memory.tables.pages(branch.slot), ends)
 
     def lease(self, request: KVRequest) -> None:
         """Give the session of a request that ends the cached pages of its branches."""
         prefixes = self._memory.prefixes
         if prefixes is None or not request.session:
             return
-        pages = dict.fromkeys(page for branch in request.branches.values() for page in prefixes.find(branch.chain.keys))
+        pages = dict.fromkeys(page for branch in request.branches.values() for page in prefixes.pages_of(branch.chain))
         if pages:  # a request that was closed before it began changes nothing
             prefixes.leases.renew(request.session, list(pages), request.lease_s)
 

@@ -57,6 +57,7 @@ class PassScheduler:
         self._known = known
         self._device = device
         self._grammars = grammars
+        self._attached = frozenset(each.port for each in spec.kv.attached) if spec.kv is not None else frozenset()
 
     # -- before a launch ---------------------------------------------------------------------------------------------
 
@@ -94,6 +95,8 @@ class PassScheduler:
                 positions = positions.narrow(-1, forward.done, count)
             elif forward.attend.positions == "running":
                 position += forward.done
+        keeps = bool(self._attached) and _keeps(one)
+        wants = frozenset() if forward.is_replay else branch.wants
         return PassPlan(
             slot=slot,
             cached=int(self._memory.tables.length[slot]),
@@ -108,7 +111,8 @@ class PassScheduler:
             is_replay=forward.is_replay,
             per_item=forward.per_item,
             iterations=forward.iterations,
-            wants=frozenset() if forward.is_replay else branch.wants,
+            wants=wants | self._attached if keeps else wants,
+            keeps=keeps,
             sampling=slots.sampling[slot] if one.samples else None,
             drawn=int(slots.drawn[slot]),
             forced=_forced(one) if one.samples else -1,
@@ -158,7 +162,8 @@ class PassScheduler:
         branch, forward = one.branch, one.forward
         self._count(step, one, part.iterations)
         for port, value in part.ports.items():
-            forward.chunk_outputs.setdefault(port, []).append(value)
+            if port in branch.wants and not forward.is_replay:
+                forward.chunk_outputs.setdefault(port, []).append(value)
         branch.waiting_since = self._requests.clock()
         if not one.is_last or branch.job is not one.job:
             return False
@@ -299,6 +304,14 @@ class PassScheduler:
             self._requests.fail(branch, job, error, result)
             return False
         return True
+
+
+def _keeps(one: ScheduledPass) -> bool:
+    """Return whether the rows of attached ports are kept of a pass."""
+    forward, in_loop = one.forward, one.job is not None and one.job.loop is not None
+    return (
+        forward.attend.write and not forward.is_ids and forward.iterations == 1 and (forward.is_replay or not in_loop)
+    )
 
 
 def _forced(one: ScheduledPass) -> int:

@@ -78,7 +78,7 @@ class Scheduler:
         self._requests = requests = Requests(spec.name, memory, clock)
         loops = self._loops = Loops(spec, memory, inputs, device, vocab)
         candidates = self._candidates = Candidates(spec, requests, inputs.on_device)
-        pages = self._pages = Pages(requests, loops, candidates)
+        pages = self._pages = Pages(spec, requests, loops, candidates, device)
         moves = Moves(requests, device)
         self._decode = DecodeScheduler(spec, requests, loops, pages, grammars)
         known = KnownIds(spec, requests, inputs, self._decode, known_ports)

@@ -47,6 +47,9 @@ class Device(Protocol):
     def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
         """Copy pages into staging tensors behind the steps in flight, see `PageStore.gather`."""
 
+    def attached_rows(self, port: str, pages: Sequence[int], first: int, count: int) -> Tensor:
+        """Return copies of the rows of an attached port, [count, width]. first: place of the first in these pages."""
+
     def check_pages(self, groups: Sequence[Tensor], pages: int) -> None:
         """Raise EngineError unless staging tensors of another rank fit the pools of this one."""
 

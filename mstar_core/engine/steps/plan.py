@@ -96,7 +96,8 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     cache; each is a batch item of its own, and has an entry on the first axis of the ports in per_item if there are
     several. position: of the first token; given: positions from a port instead, tokens on the last axis.
     is_ids: the pass consists of ids alone, which stay on the host until its step. is_replay: recomputes a cache.
-    wants: ports whose values are returned. sampling: how an id is drawn from the last token, None: none is drawn;
+    wants: ports whose values are returned. keeps: whether rows of the attached ports are kept, see Attachment.
+    sampling: how an id is drawn from the last token, None: none is drawn;
     drawn: ids drawn before. forced: a known id to take instead, whose log-probability is reported; -1 for none.
     mask: int32 [words], a bit for each id that may be drawn; None: all may.
     loop: None outside loops. adapter: row of its LoRA adapter, -1 without one.
@@ -116,6 +117,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     per_item: frozenset[str] = frozenset()
     iterations: int = 1
     wants: frozenset[str] = frozenset()
+    keeps: bool = False
     sampling: SamplingParams | None = None
     drawn: int = 0
     forced: int = -1

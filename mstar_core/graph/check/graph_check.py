@@ -124,6 +124,8 @@ class _Check:
                 self.declared.problem(
                     f"node {node.name!r} has {field}, which mean nothing to its engine", node.name, "leave them out"
                 )
+        for attached in node.kv.attached if node.kv is not None else ():
+            self.declared.has_port(node, attached.port, f"attached of node {node.name!r} names", node.name)
         for port in sorted({*node.step_ports} - {*node.row_ports}):
             self.declared.problem(
                 f"step_ports of node {node.name!r} name {port!r}, which is not among its row_ports",

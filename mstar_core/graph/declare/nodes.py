@@ -72,6 +72,19 @@ class PortType:
         return f"{self.dtype}{shape}{'?' if self.optional else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """An output port of a KV node that is kept beside its cached pages, one row of `width` values per token.
+
+    Rows are in the node's dtype. A pass whose tokens are found in the prefix cache gets them back, so that it may be
+    skipped although its job wants the port. They are kept of passes with inputs other than ids alone, which decode
+    steps are not. The module must give [tokens, width] for every such pass, whether or not its job wants the port.
+    """
+
+    port: str
+    width: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSpec:
     """Shape of a node's cache. `page` overrides the deployment's page size (in tokens).
@@ -81,6 +94,7 @@ class KVSpec:
     after another (see `Job.rows`).
     windows: by layer, the newest tokens that a token of a causal pass sees, itself included; 0 for all. Empty: every
     layer sees all. The cache keeps all tokens in either case.
+    attached: outputs that are kept with the pages, because other nodes read them for cached tokens too.
     """
 
     layers: int
@@ -91,14 +105,16 @@ class KVSpec:
     rows: int = 0
     request_tokens: int = 1024
     windows: tuple[int, ...] = ()
+    attached: tuple[Attachment, ...] = ()
 
     def slots(self, requests: int) -> int:
         """Return the maximum number of caches for so many concurrent requests."""
         return (requests + self.rows) * len(self.branches)
 
     def bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the cache bytes of one token over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+        """Return the cache bytes of one token: keys and values of all layers, and attached rows."""
+        values = 2 * self.layers * self.kv_heads * self.head_dim + sum(each.width for each in self.attached)
+        return values * dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

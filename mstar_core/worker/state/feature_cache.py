@@ -13,43 +13,77 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.cache.prefix_cache import DIGEST_BYTES
-from mstar_core.graph.declare.nodes import PARAM_PREFIX
+from mstar_core.graph.compile.compiled import Kind, Source
+from mstar_core.graph.declare.nodes import PARAM_PREFIX, STATELESS
 from mstar_core.graph.runtime.actions import Key, Ref, RunInput, Special
 from mstar_core.worker.state.request import Feature, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.graph.compile.compiled import CompiledTask
     from mstar_core.worker.state.request import ActiveRun
 
 SMALL_BYTES: Final = 1 << 16
 """Most bytes of an input without a content key that is hashed."""
 
 
-def content_of(inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
+def content_of(
+    inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, float | int | bool], salt: bytes
+) -> bytes | None:
     """Return a key of all that determines the inputs of a task; None if something that is unknown may.
 
     Known are inputs of the run with a content key, small ones on the host by their values, parameters of the request
-    (numbers), and outputs of tasks whose inputs are known.
+    (numbers), and outputs of stateless tasks whose inputs are known, on whatever rank. salt: of the request.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for port, ref in sorted(inputs.items()):
-        part = _part(ref, run, numbers)
+        part = _part(ref, run, numbers, salt)
         if part is None:
             return None
         digest.update(f"{port}:{len(part)};".encode() + part)
-    return digest.digest()
+    return salt + digest.digest()
 
 
-def _part(ref: Ref, run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
+def output_key(task: CompiledTask, content: bytes) -> bytes:
+    """Return the key of the outputs of a stateless task. content: of its inputs, see `content_of`."""
+    return task.name.encode() + content
+
+
+def _part(ref: Ref, run: ActiveRun, numbers: Mapping[str, float | int | bool], salt: bytes) -> bytes | None:
     match ref:
         case RunInput(name):
             return run.message.contents.get(name) or _hashed(run.inputs.get(name))
         case Special(name) if name.startswith(PARAM_PREFIX):
             return repr(numbers.get(parameter_name(name))).encode()
-        case Key(address, port, ()) if address in run.contents:
-            return run.contents[address] + port.encode()
+        case Key(address, port, ()):
+            known = run.contents.get(address) or _computed_elsewhere(address, run, numbers, salt)
+            return None if known is None else known + port.encode()
     return None
+
+
+def _computed_elsewhere(
+    address: int, run: ActiveRun, numbers: Mapping[str, float | int | bool], salt: bytes
+) -> bytes | None:
+    """Return the key of the outputs of a stateless task on another rank, which that rank makes in the same way."""
+    task = run.share.walk.tasks[address]
+    if address in run.share.tasks or task.path or task.node.spec.engine is not STATELESS:
+        return None
+    inputs: dict[str, Ref] = {}
+    for entry in task.inputs:
+        match entry.source:
+            case Source(Kind.RUN, _, name) if name in run.message.inputs:
+                inputs[entry.port] = RunInput(name)
+            case Source(Kind.RUN) if entry.optional:
+                pass
+            case Source(Kind.TASK, at, port):
+                inputs[entry.port] = Key(at, port, ())
+            case Source(Kind.SPECIAL, _, name):
+                inputs[entry.port] = Special(name, 0)
+            case _:
+                return None
+    content = content_of(inputs, run, numbers, salt)
+    return None if content is None else output_key(task, content)
 
 
 def _hashed(value: Tensor | None) -> bytes | None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_qwen3omni.encoders.mel import LogMel, frames_of, hertz, mel_filters, mels
+from mstar_qwen3omni.encoders.mel import LogMel
+from mstar_qwen3omni.request.mel_tables import frames_of, hertz, mel_filters, mels
 
 from .encoder_cases import drawn
 

@@ -6,7 +6,7 @@ from mstar_core.api.realtime.floor import Floor
 from mstar_core.api.realtime.items import MessageEntry, SpokenPart
 from mstar_core.api.realtime.response import OpenOutput, RealtimeResponse
 from mstar_core.api.realtime.settings import RealtimeSettings
-from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.api.realtime.sound.spoken import SpokenText
 
 RATE = 1000
 

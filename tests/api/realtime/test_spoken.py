@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.api.realtime.sound.spoken import SpokenText
 
 WORDS = "one two three four five six seven eight nine ten"
 

@@ -24,7 +24,7 @@ from mstar_core.api.realtime.items import (
 )
 from mstar_core.api.realtime.sound.formats import PCM_RATE
 from mstar_core.api.realtime.sound.resampling import resampled_whole
-from mstar_core.api.realtime.spoken import SpokenText
+from mstar_core.api.realtime.sound.spoken import SpokenText
 from mstar_core.api.realtime.wire.audio_fields import WireFields
 from mstar_core.api.realtime.wire.checked import checked, missing
 from mstar_core.errors import RequestError

@@ -17,6 +17,7 @@ from mstar_core.graph import (
     RANDOM,
     STATELESS,
     STEP,
+    Attachment,
     Attend,
     EngineHints,
     FixedChunk,
@@ -36,6 +37,7 @@ from mstar_core.graph import (
 )
 from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig
 from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_FIRST, CODEC_LEFT
+from mstar_qwen3omni.program import CONTINUES
 
 SPECIAL_CODES: Final = 1024
 """Ids at the top of the talker's vocabulary that are not codes. All but the stop id are suppressed (section 12)."""
@@ -109,10 +111,11 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
         name="audio_encoder",
         engine=STATELESS,
         weight_bytes=1_296_000_000,
-        ports={"audio": "f32[c,s]", "embeds": f"any[n,{config.audio.output}]"},
+        ports={"audio": "f32[c,s]", CONTINUES: "b8[1]?", "embeds": f"any[n,{config.audio.output}]"},
         batch_key=(),
         ragged=("audio",),
-        doc="16 kHz samples [1, s], or log-mel frames [bins, s], to 13 vectors per second",
+        doc="16 kHz samples [1, s], or log-mel frames [bins, s], to 13 vectors per second. continues: the frames are "
+        "one of several attention windows of a sound, and not the first",
     )
     levels = len(config.vision.deepstack)
     vision = NodeSpec(
@@ -155,7 +158,13 @@ def _thinker(config: OmniConfig) -> NodeSpec:
             "token": "i64[1]",
             "states": f"any[n,{sizes.width}]",
         },
-        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
+        kv=KVSpec(
+            layers=sizes.layers,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            # The talker reads them of all media of the conversation, whether or not the thinker has them cached.
+            attached=(Attachment("states", sizes.width),) if config.has_speech else (),
+        ),
         sampling=Sampling(port="token", vocab=sizes.vocab, is_text=True),
         sequence=("tokens", "token"),
         hints=EngineHints(capture_prompts=PROMPT_TOKENS),
@@ -225,7 +234,9 @@ def _thinker_walks(
     word = GraphEdge("token", CLIENT, modality="text")
     write = (word,) if text is None else (word, StreamingGraphEdge("token", text))
     tell = write if states is None else (*write, StreamingGraphEdge("states", states))
-    hear = GraphNode(audio, ("audio",), (GraphEdge("embeds", thinker),))
+    hear = GraphNode(audio, ("audio", CONTINUES), (GraphEdge("embeds", thinker),))
+    listen = GraphNode(thinker, ("tokens", "embeds"), tell)
+    listen_placed = GraphNode(thinker, ("tokens", "positions", "embeds"), tell, attend=PLACED)
     see = GraphNode(
         vision, ("pixels", "grid", "tokens"), (GraphEdge("embeds", thinker), GraphEdge("deepstack", thinker))
     )
@@ -237,10 +248,8 @@ def _thinker_walks(
     return {
         "prefill_text": GraphNode(thinker, ("tokens",), write),
         "prefill_placed_text": GraphNode(thinker, ("tokens", "positions"), write, attend=PLACED),
-        "prefill_audio": Sequential(hear, GraphNode(thinker, ("tokens", "embeds"), tell)),
-        "prefill_placed_audio": Sequential(
-            hear, GraphNode(thinker, ("tokens", "positions", "embeds"), tell, attend=PLACED)
-        ),
+        "prefill_audio": Sequential(hear, listen),
+        "prefill_placed_audio": Sequential(hear, listen_placed),
         "prefill_vision": Sequential(see, look),
         "prefill_audio_vision": Sequential(hear_too, watch, look),
         "thinker_decode": Loop(

@@ -83,6 +83,9 @@ SAMPLES = (
 )
 
 
+FRAMES_PER_S = 100
+"""Mel frames of a second of sound."""
+
 WRITTEN = frozenset({"chat", "completion", "tokenize", "transcription"})
 """Routes of a checkpoint that does not speak."""
 
@@ -110,7 +113,13 @@ def spec(config: OmniConfig) -> ModelSpec:
         title="Qwen3-Omni 30B-A3B: understands text, images, sound and video; writes and speaks",
         plugin="qwen3_omni",
         aliases=("qwen3omni", "qwen3-omni"),
-        inputs=(Text(), Image(), Audio(rate=16000, channels=1), Video(), TensorData()),
+        inputs=(
+            Text(),
+            Image(),
+            Audio(rate=16000, channels=1, window_s=config.audio.window / FRAMES_PER_S),
+            Video(),
+            TensorData(),
+        ),
         outputs=(Text(), Audio(rate=24000, channels=1, token_loop="talker_loop")) if config.has_speech else (Text(),),
         params=Params,
         routes=WRITTEN | {"speech"} if config.has_speech else WRITTEN,

@@ -20,7 +20,7 @@ from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, cont
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size
-from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media
+from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media, windowed_sound
 from mstar_qwen3omni.request.segments import plain_text, split
 from mstar_qwen3omni.request.sounds import read_samples
 from mstar_qwen3omni.request.tensors import read_media
@@ -211,7 +211,8 @@ class MediaReader:
                 key = content_key("image", data, params.min_pixels, params.max_pixels)
                 return replace(self._image(data), content=key)
             case "audio":
-                media = sound_media(read_samples(data, self._request.limits), self._config)
+                made = windowed_sound if self._request.reads_windows else sound_media
+                media = made(read_samples(data, self._request.limits), self._config)
                 return replace(media, content=content_key("audio", data))
             case "video":
                 pixels = (params.video_min_pixels, params.video_max_pixels)

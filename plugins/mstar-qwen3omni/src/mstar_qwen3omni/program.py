@@ -23,6 +23,9 @@ The last segment is text and ends with `<|im_start|>assistant` and a new line.
 PLACED: Final = {"text": "prefill_placed_text", "audio": "prefill_placed_audio"}
 """Kind of a segment -> its walk if it has positions of its own, as text and audio after a video with sound may have."""
 
+CONTINUES: Final = "continues"
+"""Input of a segment that is a window of a longer sound: whether another window is before it."""
+
 TALKER_TOKENS: Final = "talker_tokens"
 """Input of a text segment for the talker: its ids without system turns and earlier answers; absent if none is left."""
 

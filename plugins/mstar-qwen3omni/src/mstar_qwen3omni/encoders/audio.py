@@ -7,7 +7,7 @@ are named as in the checkpoint after `thinker.audio_tower.`. Source: specificati
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -19,9 +19,11 @@ from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
 from mstar_core.layers.linear import join_with_biases
 from mstar_qwen3omni.encoders.blocks import add_norm
-from mstar_qwen3omni.encoders.mel import LogMel, frames_of
+from mstar_qwen3omni.encoders.mel import LogMel
+from mstar_qwen3omni.request.mel_tables import frames_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache
@@ -117,6 +119,7 @@ class AudioEncoder(nn.Module, CapturesFunction):
     """
 
     listed_ports = ("audio",)
+    host_ports = ("continues",)
     device_outputs = ("embeds",)
 
     positions: Tensor
@@ -139,16 +142,20 @@ class AudioEncoder(nn.Module, CapturesFunction):
 
     # -- the node ----------------------------------------------------------------------------------------------------
 
-    def forward(self, *, audio: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    def forward(self, *, audio: Sequence[Tensor], continues: np.ndarray | None = None) -> dict[str, list[Tensor]]:
         """Encode clips. audio: per clip 16 kHz samples [1, s], or log-mel frames [bins, f]; float32.
 
+        continues: bool [B, 1], clips that are a later attention window of a longer one, and so may be shorter than a
+        chunk without being a short clip; None: none is.
         Returns {"embeds": B tensors [tokens, output]}; a clip shorter than a mel frame has no tokens.
         """
         features = self._features(audio)
+        later = set[int]() if continues is None else set(continues[:, 0].nonzero()[0].tolist())
         if features[0].device.type == "cpu":
             # One by one, so that a clip's bits do not depend on the others.
-            return {"embeds": [self._encoded([feature])[0] for feature in features]}
-        return {"embeds": self._encoded(features)}
+            parts = [({0} if index in later else set[int](), each) for index, each in enumerate(features)]
+            return {"embeds": [self._encoded([each], first)[0] for first, each in parts]}
+        return {"embeds": self._encoded(features, later)}
 
     def _features(self, audio: Sequence[Tensor]) -> list[Tensor]:
         """Return the mel frames of each clip: float32 [f, bins]."""
@@ -162,12 +169,13 @@ class AudioEncoder(nn.Module, CapturesFunction):
             }
         return [spectrum_of[index] if index in spectrum_of else value.float().t() for index, value in enumerate(audio)]
 
-    def _encoded(self, features: list[Tensor]) -> list[Tensor]:
-        """Return the vectors of each clip: [tokens, output]. features: [f, bins]."""
+    def _encoded(self, features: list[Tensor], later: Set[int] = frozenset()) -> list[Tensor]:
+        """Return the vectors of each clip: [tokens, output]. features: [f, bins]; later: clips that continue one."""
         chunk = self.sizes.chunk
         outputs = [feature.new_zeros(0, self.sizes.output, dtype=self.proj2.weight.dtype) for feature in features]
-        short = [index for index, feature in enumerate(features) if 0 < len(feature) < chunk]
-        whole = [index for index, feature in enumerate(features) if len(feature) >= chunk]
+        is_short = [len(each) < chunk and index not in later for index, each in enumerate(features)]
+        short = [index for index, feature in enumerate(features) if len(feature) and is_short[index]]
+        whole = [index for index, feature in enumerate(features) if len(feature) and not is_short[index]]
         for chosen in (short, whole):
             if chosen:
                 batch = self._batch([features[index] for index in chosen], is_short=chosen is short)

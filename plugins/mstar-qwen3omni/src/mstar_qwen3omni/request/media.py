@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes
+from mstar_qwen3omni.program import CONTINUES
 from mstar_qwen3omni.request.images import patch_grid
 from mstar_qwen3omni.request.positions import Grid, PositionCounter, interleave
+from mstar_qwen3omni.request.sound_windows import sound_windows
 from mstar_qwen3omni.request.sounds import mel_frames, sound_tokens
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ class Media:
     """One medium. tokens: its pads, int64 [n]. arrays: inputs of its encoders, by name.
 
     grid: of a picture or video. is_sound: of a video with sound, true at the pads of the sound. content: key of the
-    file and the options that determine the encoder inputs.
+    file and the options that determine the encoder inputs. windows: parts that are read one after the other, in place
+    of the whole; empty for a medium that is read as a whole.
     """
 
     kind: Kind
@@ -37,6 +40,7 @@ class Media:
     grid: Grid | None = None
     is_sound: npt.NDArray[np.bool_] | None = None
     content: bytes = b""
+    windows: tuple[Media, ...] = ()
 
     def place(self, counter: PositionCounter) -> Positions | None:
         """Advance the thinker's positions past this medium. Returns [3, n], or None for consecutive ones."""
@@ -66,6 +70,26 @@ def sound_media(audio: Array, config: OmniConfig) -> Media:
     return Media(
         kind="audio", tokens=_pads(config.ids.audio_pad, tokens_of(audio, config.audio)), arrays={"audio": audio}
     )
+
+
+def windowed_sound(samples: Array, config: OmniConfig) -> Media:
+    """Return a sound whose attention windows are read and cached one by one. samples: float32 [1, s] at 16 kHz.
+
+    A sound of one window is read as a whole.
+    """
+    sizes, whole = config.audio, sound_media(samples, config)
+    if mel_frames(samples.shape[1]) <= sizes.window:
+        return whole
+    windows = tuple(
+        Media(
+            kind="audio",
+            tokens=_pads(config.ids.audio_pad, sound_tokens(frames.shape[1], sizes)),
+            arrays={"audio": frames, CONTINUES: np.array([number > 0])},
+            content=key,
+        )
+        for number, (frames, key) in enumerate(sound_windows(samples, sizes.mel_bins, sizes.window))
+    )
+    return replace(whole, arrays={}, windows=windows)
 
 
 def picture_media(pixels: Array, grid: Grid, config: OmniConfig) -> Media:

@@ -53,7 +53,8 @@ def split(ids: Indices, media: Sequence[Media], special: TextIds, *, is_spoken: 
                 "move them to a user turn",
                 field="prompt_token_ids",
             )
-        _add_medium(segments, medium, thinker, talker if is_spoken else None)
+        for part in medium.windows or (medium,):
+            _add_medium(segments, part, thinker, talker if is_spoken else None)
         at = end
     _add_text(segments, ids[at:], is_heard[at:] if is_spoken else None, thinker, talker)
     return segments
