@@ -98,7 +98,7 @@ class Served:
             self.end()
             raise RuntimeError(f"the deployment did not start: exit {code}\n{self.last_words()}")
         socket = self.plan.root / self.plan.name / "admin.sock"
-        self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=60)
+        self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket), verify=False), timeout=60)
         head = self.snapshot()
         self.pids = {name: child["pid"] for name, child in head["children"].items()}
         return self

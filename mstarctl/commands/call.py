@@ -199,7 +199,9 @@ def _forwarded_api(target: Reached, key: str | None) -> Iterator[tuple[ApiClient
     import httpx
 
     with forwarded(target.context, urlsplit(str(head["endpoint"])).netloc) as local:
-        with ApiClient("http://localhost", api_key=key, transport=httpx.HTTPTransport(uds=str(local))) as client:
+        with ApiClient(
+            "http://localhost", api_key=key, transport=httpx.HTTPTransport(uds=str(local), verify=False)
+        ) as client:
             yield client, RealtimeAddress(url="http://localhost", key=key, socket=local)
 
 

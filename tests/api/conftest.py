@@ -117,7 +117,7 @@ async def running(
         try:
             await process.start()
             url = f"http://127.0.0.1:{process.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S, verify=False) as client:
                 api = Api(process, fake, client, url)
                 await fake.until(lambda: bool(fake.received))
                 if ready:

@@ -20,7 +20,7 @@ class LiveApi:
 
     def __init__(self, api: Api, loop: asyncio.AbstractEventLoop) -> None:
         self.url = api.url
-        self.client = httpx.Client(base_url=api.url, timeout=LIMIT_S)
+        self.client = httpx.Client(base_url=api.url, timeout=LIMIT_S, verify=False)
         self._api = api
         self._loop = loop
 
