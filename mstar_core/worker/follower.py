@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mstar_core.engine.group.link import PlanReceiver
 from mstar_core.engine.group.plans import Checksum, Compare, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError
 from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
 from mstar_core.parallel.groups import RankGroup
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from mstar_core.config.deployment import DeploymentSpec, GroupPlan
     from mstar_core.engine.kv.follower import NodeFollower
+    from mstar_core.engine.stateless.group import StatelessFollower
     from mstar_core.messages.wire import Message
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def follower_nodes(
     spec: DeploymentSpec, plan: GroupPlan, group: RankGroup, life: ChildLife
-) -> tuple[dict[str, NodeFollower], RankAdapters]:
+) -> tuple[dict[str, NodeFollower | StatelessFollower], RankAdapters]:
     """Load this rank's share of the group's nodes and of LoRA adapters, in lockstep with the leader."""
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     rank = rank_plan(spec, group.place.rank)
@@ -80,10 +82,10 @@ def follower_nodes(
     _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
-    followers = {
+    followers: dict[str, NodeFollower | StatelessFollower] = {
         name: runner.follower(group.collectives)
         for name, runner in runners.items()
-        if isinstance(runner, KVCacheEngine)
+        if isinstance(runner, KVCacheEngine | StatelessEngine)
     }
     return followers, adapters
 
@@ -95,7 +97,7 @@ class Follower:
     mailbox: Mailbox
     life: ChildLife
     receiver: PlanReceiver
-    nodes: Mapping[str, NodeFollower]
+    nodes: Mapping[str, NodeFollower | StatelessFollower]
     index: int
     adapters: RankAdapters = field(default_factory=RankAdapters)
     has_stopped: bool = False

@@ -19,6 +19,7 @@ from mstar_core.engine.group.link import GroupEnded, PlanReceiver, PlanSender
 from mstar_core.engine.group.plans import Checksum, Compare, Plan, Step, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.parallel.groups import GroupPlace
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
@@ -26,6 +27,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.start.build import compute_dtype, load_nodes, local_node
 from mstar_core.worker.state.walks import resident_loops
 
+Engine = KVCacheEngine | StatelessEngine
 CPU: Final = torch.device("cpu")
 WAIT_S: Final = 10.0
 
@@ -65,6 +67,10 @@ class ThreadCollectives:
         self.count += 1
         return torch.cat(self._meeting.exchange(self._index, value), dim=-1)
 
+    def exchange(self, value: Tensor) -> Tensor:
+        self.count += 1
+        return torch.stack([each[self._index] for each in self._meeting.exchange(self._index, value)])
+
     def broadcast(self, value: Tensor) -> None:
         raise AssertionError("on the CPU, values travel in plans")
 
@@ -80,7 +86,7 @@ def kinds_of(plan: Plan) -> list[str]:
 class FollowerThread:
     """The loop of a follower. error: what ended it early. is_skewed: make its last ids differ from the leader's."""
 
-    def __init__(self, receiver: PlanReceiver, engines: Mapping[str, KVCacheEngine], meeting: Meeting) -> None:
+    def __init__(self, receiver: PlanReceiver, engines: Mapping[str, Engine], meeting: Meeting) -> None:
         collectives: Any = ThreadCollectives(meeting, 1)
         self.engines = engines
         self._nodes = {name: engine.follower(collectives) for name, engine in engines.items()}
@@ -100,7 +106,8 @@ class FollowerThread:
                     if isinstance(plan, StopPlans):
                         return
                     if self.is_skewed and isinstance(plan, Compare):
-                        self._nodes[plan.node]._slots.last[0] += 1
+                        node: Any = self._nodes[plan.node]
+                        node._slots.last[0] += 1
                     value = self._nodes[plan.node].run(plan, self._receiver.shared)
                     if value is not None and isinstance(plan, Compare):
                         self._receiver.answer(Checksum(index=1, node=plan.node, number=plan.number, value=value))
@@ -119,9 +126,7 @@ def linked(folder: Path) -> Iterator[tuple[PlanSender, PlanReceiver]]:
 
 
 @contextmanager
-def led(
-    leaders: Mapping[str, KVCacheEngine], followers: Mapping[str, KVCacheEngine], meeting: Meeting
-) -> Iterator[FollowerThread]:
+def led(leaders: Mapping[str, Engine], followers: Mapping[str, Engine], meeting: Meeting) -> Iterator[FollowerThread]:
     """Let engines lead followers during the block, and check that the follower carried out every plan."""
     with tempfile.TemporaryDirectory(prefix="tp-", dir="/tmp") as folder, linked(Path(folder)) as (sender, receiver):
         thread = FollowerThread(receiver, followers, meeting)
@@ -167,9 +172,9 @@ def parallel_runtime(
         yield runtime, threads
 
 
-def engines(runners: Mapping[str, NodeRunner], nodes: Sequence[str]) -> dict[str, KVCacheEngine]:
-    """Return the runners of these nodes that have a cache."""
-    return {name: runner for name in nodes if isinstance(runner := runners[name], KVCacheEngine)}
+def engines(runners: Mapping[str, NodeRunner], nodes: Sequence[str]) -> dict[str, Engine]:
+    """Return the engines of these nodes."""
+    return {name: runner for name in nodes if isinstance(runner := runners[name], KVCacheEngine | StatelessEngine)}
 
 
 def built(spec: ModelSpec, folder: Path, nodes: Sequence[str], shard: Shard) -> dict[str, BuiltNode]:

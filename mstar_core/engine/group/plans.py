@@ -57,7 +57,16 @@ class StopPlans(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
     reason: str = ""
 
 
-Plan = Step | Capture | Dropped | Compare | StopPlans
+class Forward(msgspec.Struct, frozen=True, tag="forward", kw_only=True):
+    """A forward of a stateless node. tensors, arrays: values of its ports. listed: ports that take a list of them."""
+
+    node: str
+    tensors: dict[str, list[Tensor]] = {}
+    arrays: dict[str, list[np.ndarray]] = {}
+    listed: list[str] = []
+
+
+Plan = Step | Forward | Capture | Dropped | Compare | StopPlans
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

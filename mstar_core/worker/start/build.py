@@ -127,7 +127,7 @@ def build_runners(
     if lead is not None:
         for name in rank.nodes:
             runner = runners.get(name)
-            if name in shared and isinstance(runner, KVCacheEngine):
+            if name in shared and isinstance(runner, KVCacheEngine | StatelessEngine):
                 runner.lead(lead.sender, lead.group.collectives, lead.group.place.size)
     if device.type == "cuda":
         _warm_up(spec, model, rank, loaded, runners, life, kernels, shared, late)

@@ -1,7 +1,8 @@
 """Train `wan22:mini`: an autoencoder of short videos, then a text encoder and a transformer on its latents.
 
-    python train_moves.py FOLDER [--vae-s 150] [--flow-s 300]
+    python train_moves.py FOLDER [--vae-s 230] [--flow-s 200] [--start FOLDER]
 
+With --start it continues from the weights of an earlier run.
 Writes a checkpoint in the official layout, with the weights as bfloat16, and `train.json` with the figures.
 """
 
@@ -24,6 +25,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from mstar_core.parallel.shards import WHOLE
 from mstar_wan22 import moves
 from mstar_wan22.checkpoint.config import HIGH, TEXT, VAE, Sizes, TextSizes, TransformerSizes, VaeSizes
+from mstar_wan22.checkpoint.weights import load
 from mstar_wan22.nodes import transformer
 from mstar_wan22.nodes.media import levels
 from mstar_wan22.nodes.text import TextEncoder
@@ -154,19 +156,28 @@ def decoded(decoder: Decoder, latents: Tensor) -> Tensor:
     return torch.cat(chunks, dim=2)
 
 
-def train_vae(seconds: float, train: list[moves.Move]) -> tuple[Encoder, Decoder, dict[str, Any]]:
+def continued(module: torch.nn.Module, node: str, start: Path | None) -> None:
+    """Begin with the weights of an earlier run, if there is one."""
+    if start is not None:
+        with torch.no_grad():
+            load(module, node, start, None)
+
+
+def train_vae(seconds: float, train: list[moves.Move], start: Path | None) -> tuple[Encoder, Decoder, dict[str, Any]]:
     """Train the autoencoder with a little noise on its latents."""
     chance = random.Random(SEED)
     encoder, decoder = Encoder(SIZES.vae), Decoder(SIZES.vae)
     initialise(encoder)
     initialise(decoder)
+    continued(encoder, "vae_encoder", start)
+    continued(decoder, "vae_decoder", start)
     parameters = [*encoder.parameters(), *decoder.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=0, weight_decay=1e-3, betas=(0.9, 0.98))
     clock, loss = Clock(seconds, 3e-3), torch.zeros(())
     while (rate := clock.rate()) is not None:
         batch = videos(chance.choices(train, k=8), chance)
         mean = encoded(encoder, batch)
-        shown = decoded(decoder, mean + 0.1 * torch.randn_like(mean))
+        shown = decoded(decoder, mean + 0.05 * torch.randn_like(mean))
         weight = 1 + 4 * ((batch - BACKDROP).abs().amax(1, keepdim=True) > 0.1)
         loss = (weight * (shown - batch).square()).mean() + 1e-3 * mean.square().mean()
         step(optimizer, loss, rate, parameters)
@@ -189,6 +200,7 @@ def train_flow(
     encoder: Encoder,
     scale: tuple[Tensor, Tensor],
     tokenizer: PromptTokenizer,
+    start: Path | None,
 ) -> tuple[TextEncoder, Transformer, dict[str, Any]]:
     """Train text encoder and transformer: texts and, for some videos, the first frame."""
     chance = random.Random(SEED + 2)
@@ -196,6 +208,8 @@ def train_flow(
     initialise(text)
     initialise(network)
     torch.nn.init.normal_(text.shared.weight)
+    continued(text, "text_encoder", start)
+    continued(network, "transformer", start)
     parameters = [*text.parameters(), *network.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=0, weight_decay=1e-3, betas=(0.9, 0.98))
     mean, std = (each.view(1, -1, 1, 1, 1) for each in scale)
@@ -248,18 +262,18 @@ def _pool(encoder: Encoder, train: list[moves.Move], mean: Tensor, std: Tensor) 
     return pool
 
 
-def train(folder: Path, vae_s: float, flow_s: float) -> dict[str, Any]:
+def train(folder: Path, vae_s: float, flow_s: float, start: Path | None = None) -> dict[str, Any]:
     """Train both stages and write the checkpoint. Returns the figures."""
     torch.manual_seed(SEED)
     short_texts()
     seen, _ = moves.split(SPLIT_SEED)
     write_configs(folder, SIZES, moves.words())
-    encoder, decoder, first = train_vae(vae_s, seen)
+    encoder, decoder, first = train_vae(vae_s, seen, start)
     mean, std = normalisation(encoder, seen)
     rounded = [tuple(round(value, 5) for value in each.tolist()) for each in (mean, std)]
     sizes = replace(SIZES, vae=replace(SIZES.vae, mean=rounded[0], std=rounded[1]))
     write_configs(folder, sizes, moves.words())
-    text, network, second = train_flow(flow_s, seen, encoder, (mean, std), PromptTokenizer(folder))
+    text, network, second = train_flow(flow_s, seen, encoder, (mean, std), PromptTokenizer(folder), start)
     tensors = {TEXT: text.state_dict(), HIGH: network.state_dict(), VAE: encoder.state_dict() | decoder.state_dict()}
     write_weights(
         folder, {part: {name: _stored(value) for name, value in each.items()} for part, each in tensors.items()}
@@ -277,7 +291,8 @@ def _stored(value: Tensor) -> Tensor:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--vae-s", type=float, default=150)
-    parser.add_argument("--flow-s", type=float, default=300)
+    parser.add_argument("--vae-s", type=float, default=230)
+    parser.add_argument("--flow-s", type=float, default=200)
+    parser.add_argument("--start", type=Path)
     given = parser.parse_args()
-    print(train(given.folder, given.vae_s, given.flow_s))
+    print(train(given.folder, given.vae_s, given.flow_s, given.start))
