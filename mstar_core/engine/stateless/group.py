@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class StatelessLead:
         self._sender = sender
         self._collectives = collectives
 
-    def publish(self, ports: Mapping[str, object]) -> dict[str, object]:
+    def publish(self, ports: Mapping[str, Any]) -> dict[str, object]:
         """Send the ports of a forward and return them, contiguous. Raises GroupEnded if a follower is gone."""
         tensors: dict[str, list[Tensor]] = {}
         arrays: dict[str, list[np.ndarray]] = {}
