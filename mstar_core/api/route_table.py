@@ -15,6 +15,7 @@ from mstar_core.api.responses.options import INCLUDED
 from mstar_core.api.responses.schema import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
 from mstar_core.api.responses.stored import ITEMS, MOST_ITEMS, delete, input_items, retrieve
 from mstar_core.api.responses.stored import cancel as cancel_response
+from mstar_core.api.routes import voices
 from mstar_core.api.routes.chat import chat
 from mstar_core.api.routes.console import (
     asset_file,
@@ -63,6 +64,7 @@ from mstar_core.api.schema import (
     ClientSecretAnswer,
     ClientSecretRequest,
     DeletedSession,
+    DeletedVoice,
     Generated,
     GenerateRequest,
     Health,
@@ -77,6 +79,9 @@ from mstar_core.api.schema import (
     Transcription,
     TranscriptionRequest,
     Version,
+    VoiceList,
+    VoiceObject,
+    VoiceRequest,
 )
 from mstar_core.api.videos import routes as videos
 from mstar_core.api.videos.schema import DeletedVideo, VideoList, VideoObject, VideoRequest
@@ -297,6 +302,41 @@ ROUTES: Final = (
         takes=(JSON,),
         gives=SOUNDS,
         errors=ASKED,
+    ),
+    HttpRoute(
+        method="GET",
+        path="/v1/audio/voices",
+        handler=voices.voices,
+        name="voices",
+        needs=("speech",),
+        shares_path=True,
+        answer=VoiceList,
+        summary="The model's own voices, and uploaded ones",
+    ),
+    HttpRoute(
+        method="POST",
+        path="/v1/audio/voices",
+        handler=voices.upload,
+        name="voice_upload",
+        needs=("speech",),
+        reads_body=True,
+        has_parameters=False,
+        summary="Upload a voice to clone",
+        body=VoiceRequest,
+        takes=(FORM,),
+        files={"file": False},
+        answer=VoiceObject,
+        errors=(400, 401, 409, 413, 415, 429),
+    ),
+    HttpRoute(
+        method="DELETE",
+        path="/v1/audio/voices/<name:str>",
+        handler=voices.delete,
+        name="voice_delete",
+        needs=("speech",),
+        answer=DeletedVoice,
+        summary="Delete an uploaded voice",
+        errors=(401, 404),
     ),
     HttpRoute(
         method="POST",

@@ -644,11 +644,49 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     stream_format: Annotated[Literal["audio", "sse"], Meta(description="`sse` sends events and implies stream")] = (
         "audio"
     )
-    instructions: Annotated[str, Meta(description="accepted with a warning; has no effect")] | None = None
+    instructions: Annotated[str, Meta(description="manner of speaking; a model without it gives a warning")] | None = (
+        None
+    )
+    ref_audio: (
+        Annotated[str, Meta(description="recording of a voice to clone, as a data: URL or a URL of an allowed host")]
+        | None
+    ) = None
     verbatim: (
         Annotated[bool, Meta(description="true: a model that answers reads the text aloud, word for word")] | None
     ) = None
     request_id: RequestId = None
+
+
+class VoiceRequest(msgspec.Struct, kw_only=True):
+    """Form of an uploaded voice, beside the recording in `file`."""
+
+    name: Annotated[str, Meta(description="name of the voice, up to 64 characters", min_length=1)]
+    text: Annotated[str, Meta(description="what the recording says; without it only the timbre is taken")] = ""
+
+
+class VoiceObject(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A voice. kind: `preset` for the model's own."""
+
+    id: str
+    object: Literal["voice"] = msgspec.field(default_factory=lambda: "voice")
+    kind: Literal["preset", "uploaded"] = msgspec.field(default_factory=lambda: "uploaded")
+    created_at: int | None = None
+    text: str | None = None
+
+
+class VoiceList(msgspec.Struct, kw_only=True):
+    """All voices of a key."""
+
+    data: list[VoiceObject]
+    object: Literal["list"] = "list"
+
+
+class DeletedVoice(msgspec.Struct, kw_only=True):
+    """Confirmation of a deletion."""
+
+    id: str
+    object: Literal["voice.deleted"] = "voice.deleted"
+    deleted: bool = True
 
 
 class SpeechText(msgspec.Struct, kw_only=True):

@@ -43,6 +43,7 @@ from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.api.videos.jobs import VideoJobs
 from mstar_core.api.videos.store import VideoLimits, VideoStore
+from mstar_core.api.voices import VoiceStore
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.constraints.vocabulary import TokenTable
@@ -59,6 +60,9 @@ from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS
 KEEPALIVE_S: Final = 15.0
 STORED_RESPONSES: Final = "responses.sqlite"
 """Name of the store in the run directory."""
+
+STORED_VOICES: Final = "voices"
+"""Name of the folder of uploaded voices in the run directory."""
 
 STORED_VIDEOS: Final = "videos"
 """Name of the folder of videos in the run directory."""
@@ -278,6 +282,7 @@ class Service:
                 VideoLimits(ttl_s=api.videos_ttl_s, most_bytes=api.videos_max_bytes),
             ),
         )
+        self.voices = VoiceStore(Path(deployment.run_dir) / STORED_VOICES)
         self.client_secrets = ClientSecrets()
         self.sessions = OpenSessions(api.realtime_max_sessions)
         self.client_sessions = Sessions(

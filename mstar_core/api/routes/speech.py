@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,16 +15,18 @@ from mstar_core.api.output.audio import audio_format, content_type
 from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.capabilities import check_capability
 from mstar_core.api.parse.constraint import TextForm
-from mstar_core.api.parse.params import ParsedRequest, RequestParams
+from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_order, mapped_fields
 from mstar_core.api.parse.tools import ChatOptions
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.routes.sound_stream import Ending, SoundSource, send_sound, send_sound_events
 from mstar_core.api.routes.speech_lines import ending_body, read_lines, spoken_sentences
+from mstar_core.api.routes.voices import recording_of
 from mstar_core.api.schema import ChatMessage, SpeechRequest
 from mstar_core.api.service import Session
 from mstar_core.constraints.content import ChosenText
 from mstar_core.errors import RequestError, TooLarge
+from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Audio
 from mstar_core.sound_files import AudioFormat, encode_whole
@@ -46,7 +48,7 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     service = exchange.service
     body, rest = await read_body(exchange, SpeechRequest)
     reads = _reads(service.model, body)
-    call = await _calls(exchange, body, rest, reads=reads)(body.input)
+    call = await (await _calls(exchange, body, rest, reads=reads))(body.input)
     form, audio = audio_format(body.response_format), _begin(exchange, body, reads=reads)
     async with service.open(
         call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
@@ -72,7 +74,7 @@ async def _speech_of_lines(exchange: Exchange) -> None:
         )
     form, audio = audio_format(body.response_format), _begin(exchange, body, reads=True)
     send = send_sound_events if body.stream_format == "sse" else send_sound
-    calls = _calls(exchange, body, rest, reads=True)
+    calls = await _calls(exchange, body, rest, reads=True)
     async with ending_body(exchange), spoken_sentences(exchange, texts, calls) as source:
         await send(exchange, source, form, audio)
 
@@ -97,21 +99,23 @@ def _begin(exchange: Exchange, body: SpeechRequest, *, reads: bool) -> Audio:
     return audio
 
 
-def _calls(
+async def _calls(
     exchange: Exchange, body: SpeechRequest, rest: dict[str, Any], *, reads: bool
 ) -> Callable[[str], Awaitable[ParsedRequest]]:
-    """Return a function that makes the request of a text. Raises RequestError, NotFound."""
+    """Return a function that makes the request of a text. Raises RequestError, NotFound, UnsupportedType, BadMedia."""
     spec = exchange.service.model
     check_name(exchange, body.model)
-    voice = voice_of(spec, body.voice, "voice")
-    params = openai_parsed(exchange, rest, speech_outputs(spec), {"voice": voice} if voice is not None else None)
-    if body.instructions:
+    cloned = await recording_of(exchange, body)
+    voice = None if cloned.is_voice else voice_of(spec, body.voice, "voice")
+    offered = {"voice": voice, "instructions": body.instructions or None}
+    params = openai_parsed(exchange, {**cloned.params, **rest}, speech_outputs(spec), offered)
+    if body.instructions and "instructions" not in mapped_fields(spec, exchange.route):
         params = replace(params, warnings=(*params.warnings, "instructions has no effect on this model"))
 
     async def call(text: str) -> ParsedRequest:
         if reads and speech_kind(spec) == "answer":
             return await held_call(exchange, text, params)
-        return spoken_call(exchange, text, params)
+        return spoken_call(exchange, text, params, cloned.media)
 
     return call
 
@@ -131,12 +135,19 @@ async def held_call(exchange: Exchange, text: str, params: RequestParams) -> Par
     return await chat_call(exchange, messages, outputs, ChatOptions(thinks=False), params, form)
 
 
-def spoken_call(exchange: Exchange, text: str, params: RequestParams) -> ParsedRequest:
-    """Return the request that speaks a text. Raises RequestError, TooLarge."""
+def spoken_call(
+    exchange: Exchange, text: str, params: RequestParams, recording: Sequence[MediaPart] = ()
+) -> ParsedRequest:
+    """Return the request that speaks a text. recording: of a cloned voice. Raises RequestError, TooLarge."""
     service = exchange.service
     text = _input(text, service.deployment.api.max_speech_chars)
     return params.request(
-        exchange.request_id, exchange.route, text=text, order=[("text", 0)], outputs=speech_outputs(service.model)
+        exchange.request_id,
+        exchange.route,
+        text=text,
+        media=recording,
+        order=check_order(service.model, None, text, recording) if recording else [("text", 0)],
+        outputs=speech_outputs(service.model),
     )
 
 
