@@ -30,6 +30,7 @@ PLUGIN_NAMES = {
     "mstar-qwen3tts": "qwen3_tts",
     "mstar-vjepa2": "vjepa2",
     "mstar-wan22": "wan22",
+    "mstar-whisper": "whisper",
 }
 NOT_OURS = "mstar"
 """Another project owns this distribution name: pip would install its code."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.families.words import with_pieces
+from mstar_core.families.tokenizer import FILE
 from mstar_core.weights.random_fill import MARKER
 from mstar_llm.checkpoint.config import CONFIG, GENERATION
 from mstar_llm.plugin import OFFICIAL
 from mstar_llm.sources.tiny import write_tiny
-from mstar_llm.tokenizer import FILE
 
 IDS: Final = {
     "<|endoftext|>": 151643,

@@ -279,11 +279,12 @@ def run(
     """
     with guarded_run("api", incarnation, Path(spec.run_dir)):
         spin = Spin(wait_spin_s(spec))
+        model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
         process = ApiProcess(
-            spec,
+            spec.fitted(model),
             incarnation,
             supervisor,
-            bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs),
+            model,
             spin=spin,
             sock=sock,
             store=store,

@@ -56,7 +56,7 @@ from mstar_core.api.routes.text.schema import (
     Tokens,
 )
 from mstar_core.api.routes.text.tokens import detokenize, tokenize
-from mstar_core.api.routes.transcriptions import transcription
+from mstar_core.api.routes.transcriptions import transcription, translation
 from mstar_core.api.schema import (
     CancelState,
     ChatCompletion,
@@ -78,6 +78,7 @@ from mstar_core.api.schema import (
     SpeechRequest,
     Transcription,
     TranscriptionRequest,
+    TranslationRequest,
     Version,
     VoiceList,
     VoiceObject,
@@ -441,7 +442,22 @@ ROUTES: Final = (
         takes=(FORM,),
         files={"file": False},
         answer=Transcription,
-        gives=("text/plain", EVENTS),
+        gives=("text/plain", "text/vtt", EVENTS),
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST",
+        path=ENDPOINTS["translation"],
+        handler=translation,
+        name="translation",
+        needs=("translation",),
+        reads_body=True,
+        summary="Translate speech into English",
+        body=TranslationRequest,
+        takes=(FORM,),
+        files={"file": False},
+        answer=Transcription,
+        gives=("text/plain", "text/vtt"),
         errors=ASKED,
     ),
     HttpRoute(

@@ -718,6 +718,21 @@ class SpeechDone(msgspec.Struct, kw_only=True):
     type: Literal["speech.audio.done"] = "speech.audio.done"
 
 
+Granularity = Literal["word", "segment"]
+
+
+class TranslationRequest(msgspec.Struct, kw_only=True):
+    """Request for a translation into English: a form with the audio as `file`. Other fields are model parameters."""
+
+    model: ModelName = None
+    prompt: Annotated[str, Meta(description="English text that helps the model, such as names and terms")] | None = None
+    response_format: Annotated[
+        Literal["json", "text", "verbose_json", "srt", "vtt"],
+        Meta(description="`verbose_json`, `srt` and `vtt` need a model that gives timestamps"),
+    ] = "json"
+    request_id: RequestId = None
+
+
 class TranscriptionRequest(msgspec.Struct, kw_only=True):
     """Transcription request: a form with the audio as `file`. Other fields are parameters of the model."""
 
@@ -728,8 +743,11 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
     prompt: Annotated[str, Meta(description="text that helps the model, such as names and terms")] | None = None
     response_format: Annotated[
         Literal["json", "text", "verbose_json", "srt", "vtt"],
-        Meta(description="`verbose_json`, `srt` and `vtt` need timestamps, which no model provides"),
+        Meta(description="`verbose_json`, `srt` and `vtt` need a model that gives timestamps"),
     ] = "json"
+    granularities: Annotated[
+        list[Granularity], Meta(description="times in `verbose_json`: of segments, the default, or of words")
+    ] = msgspec.field(name="timestamp_granularities[]", default_factory=list)
     stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
     request_id: RequestId = None
 
@@ -738,6 +756,41 @@ class Transcription(msgspec.Struct, kw_only=True):
     """Transcript."""
 
     text: str
+    usage: Usage
+
+
+class TimedSegment(msgspec.Struct, kw_only=True):
+    """Part of a transcript. Times are in seconds."""
+
+    id: int
+    start: float
+    end: float
+    text: str
+    seek: int = 0
+    tokens: list[int] = []
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    compression_ratio: float = 1.0
+    no_speech_prob: float = 0.0
+
+
+class TimedWord(msgspec.Struct, kw_only=True):
+    """Word of a transcript. Times are in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseTranscription(msgspec.Struct, kw_only=True):
+    """Transcript with times."""
+
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[TimedSegment] | UnsetType = UNSET
+    words: list[TimedWord] | UnsetType = UNSET
     usage: Usage
 
 

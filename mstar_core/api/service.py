@@ -544,6 +544,7 @@ class Service:
             SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays), content=s.content) for s in inputs.segments
         ]
         request = NewRequest(
+            facts=dict(inputs.facts),
             handle=live.handle,
             request_id=live.request_id,
             params=inputs.plain_params(call.params),

@@ -85,7 +85,7 @@ class CachePlaces:
         """Note the forks of a run. Yields the ranks that carry them out: of the source, and of what it replaces."""
         for source, into in forks:
             for owner, branches in owners.items():
-                if source not in branches or into not in branches:
+                if into not in branches or (source and source not in branches):
                     continue
                 replaced = self.ranks.pop((owner, into), None)
                 if replaced is not None:

@@ -103,6 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         life = sockets.life
         with life.guarded():
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
+            spec = spec.fitted(model)
             mailbox = sockets.open_mailbox()
             conductor = Conductor(
                 model,

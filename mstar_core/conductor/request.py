@@ -27,7 +27,7 @@ from mstar_core.plugin.program import (
     Wish,
 )
 from mstar_core.plugin.spec import ModelSpec, Partition
-from mstar_core.transport.message_parts import inline_bytes
+from mstar_core.transport.message_parts import inline_bytes, inline_numbers
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class PendingRun:
     reason: str = "done"
     counts: dict[str, int] = field(default_factory=dict)
     signals: dict[str, Signal] = field(default_factory=dict)
+    values: dict[str, tuple[int | float, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class PartitionRun:
         run = self.pending[done.run]
         run.waiting.discard(done.rank)
         run.counts.update(done.counts)
+        run.values.update({port: tuple(numbers) for port, numbers in done.values.items()})
         if done.reason != "done":
             run.reason = done.reason
         return not any(pending.waiting for pending in self.pending.values())
@@ -111,7 +113,9 @@ class PartitionRun:
         """Return the results of the completed wish and drop them."""
         runs = [self.pending.pop(number) for number in self.order]
         self.order.clear()
-        results = [WalkResult(reason=run.reason, counts=run.counts, signals=run.signals) for run in runs]
+        results = [
+            WalkResult(reason=run.reason, counts=run.counts, signals=run.signals, values=run.values) for run in runs
+        ]
         return results if self.batch else results[0]
 
 
@@ -195,7 +199,8 @@ def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
         for index, segment in enumerate(message.segments)
     ]
     params = spec.params(**{name: tuple(v) if isinstance(v, list) else v for name, v in message.params.items()})
-    return ProgramRequest(params=params, inputs=inputs, segments=segments, outputs=frozenset(message.outputs))
+    outputs, facts = frozenset(message.outputs), message.facts
+    return ProgramRequest(params=params, inputs=inputs, segments=segments, outputs=outputs, facts=facts)
 
 
 def run_message(
@@ -221,6 +226,8 @@ def run_message(
         place=place if request.message.is_journaled else "",
         known=known_ids(request.message, place),
         saved=saved_loops(request.message, place),
+        reads=list(run.reads),
+        sampling=dict(run.sampling),
     )
 
 
@@ -241,6 +248,8 @@ def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:
             ref = refs.get(port) or (next(iter(refs.values())) if len(refs) == 1 else None)
         case InputFact():
             ref = _fact_input(message, value)
+        case tuple():
+            ref = inline_numbers(value)
     if ref is None:
         raise EngineError(f"the program uses input {port!r}, which the request does not have")
     return ref

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mstar_core.config.resolved import ResolvedConfig
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.spec import ModelSpec
 
 
 class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +160,15 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     adapters: tuple[AdapterPlan, ...] = ()
     next_adapter: int = 1
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def fitted(self, bound: ModelSpec) -> DeploymentSpec:
+        """Return the deployment for the model as its checkpoint binds it.
+
+        A length that is the model's default is then the checkpoint's, which may be shorter and needs a smaller cache.
+        """
+        is_default = self.provenance.get("max_seq_len", "").startswith("model ")
+        length = min(self.max_seq_len, bound.max_seq_len) if is_default else self.max_seq_len
+        return msgspec.structs.replace(self, max_seq_len=length)
 
     @property
     def rank_slots(self) -> int:

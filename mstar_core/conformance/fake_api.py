@@ -173,6 +173,7 @@ class FakeApi:
             for s in inputs.segments
         ]
         request = NewRequest(
+            facts=dict(inputs.facts),
             handle=call.handle,
             request_id=f"runtime-{call.handle}",
             params=inputs.plain_params(params),

@@ -32,8 +32,9 @@ LENGTH: Final = 36
 LENGTH_PARAM: Final = "max_output_tokens"
 IMAGE_SIDE: Final = 32
 AUDIO_RATE: Final = 16000
-FRAMES: Final = 16
 FRAME_RATE: Final = 8
+SOUND_S: Final = 0.5
+CLIP_S: Final = 2.0
 
 
 def asks_of(spec: ModelSpec) -> tuple[SampleRequest, ...]:
@@ -67,7 +68,7 @@ def greedy(spec: ModelSpec, ask: SampleRequest) -> SampleRequest:
 def _ask(spec: ModelSpec, sample: Sample, index: int) -> SampleRequest:
     kinds = spec.sample_inputs(sample)
     files = [kind for kind in kinds if kind != "text"]
-    media = tuple(_file(kind, number) for number, kind in enumerate(files))
+    media = tuple(_file(kind, number, sample.seconds) for number, kind in enumerate(files))
     return SampleRequest(
         text=TEXTS[index % len(TEXTS)] if "text" in kinds else None,
         media=media,
@@ -83,14 +84,14 @@ def _limited(spec: ModelSpec, params: Mapping[str, Any]) -> dict[str, Any]:
     return {**({LENGTH_PARAM: LENGTH} if LENGTH_PARAM in names else {}), **params}
 
 
-def _file(kind: str, number: int) -> MediaPart:
+def _file(kind: str, number: int, seconds: float | None) -> MediaPart:
     match kind:
         case "image":
             return MediaPart(modality=kind, data=ramp(number), name=f"{number}.png")
         case "audio":
-            return MediaPart(modality=kind, data=wav(number), name=f"{number}.wav")
+            return MediaPart(modality=kind, data=wav(number, seconds or SOUND_S), name=f"{number}.wav")
         case "video":
-            return MediaPart(modality=kind, data=mp4(number), name=f"{number}.mp4")
+            return MediaPart(modality=kind, data=mp4(number, seconds or CLIP_S), name=f"{number}.mp4")
         case _:
             raise CheckSkipped(f"the checks cannot generate an input of kind {kind}")
 
@@ -103,15 +104,15 @@ def ramp(number: int) -> bytes:
     return png((np.stack([8 * across, 8 * down, 0 * down + 60 * number], axis=-1) % 256).astype(np.uint8))
 
 
-def wav(number: int) -> bytes:
-    """Encode half a second of a tone whose pitch depends on `number`."""
-    count, pitch = AUDIO_RATE // 2, 220.0 * (number + 1)
+def wav(number: int, seconds: float = SOUND_S) -> bytes:
+    """Encode a tone whose pitch depends on `number`."""
+    count, pitch = round(AUDIO_RATE * seconds), 220.0 * (number + 1)
     samples = [int(8000 * math.sin(2 * math.pi * pitch * i / AUDIO_RATE)) for i in range(count)]
     return AudioBuffer(struct.pack(f"<{count}h", *samples), AUDIO_RATE).wav_bytes()
 
 
-def mp4(number: int) -> bytes:
-    """Encode two seconds of a moving ramp whose colour depends on `number`, with one second of a tone."""
+def mp4(number: int, seconds: float = CLIP_S) -> bytes:
+    """Encode a moving ramp whose colour depends on `number`, with one second of a tone."""
     import av
     import numpy as np
 
@@ -124,7 +125,7 @@ def mp4(number: int) -> bytes:
         wave_form = np.sin(0.1 * np.arange(AUDIO_RATE), dtype=np.float32)[None]
         tone = av.AudioFrame.from_ndarray(wave_form, format="fltp", layout="mono")
         tone.sample_rate = AUDIO_RATE
-        for index in range(FRAMES):
+        for index in range(round(FRAME_RATE * seconds)):
             pixels = np.stack([8 * (across + index), 8 * down, 0 * down + 60 * number], axis=-1) % 256
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels.astype(np.uint8)), format="rgb24")
             out.mux(stream.encode(frame))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NewType
 from mstar_core.graph.declare.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Set
+    from collections.abc import Container, Mapping, Set
 
     import numpy as np
     from torch import Tensor
@@ -109,6 +109,7 @@ class Job:
     `content`, which must determine its inputs. None = do not cache. The engine decides which of the two a pass is.
     known: (KV) the id that an earlier attempt drew in this job, which is taken instead of drawing; not for loops.
     urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
+    sampling: (KV) sampling parameters that differ from the request's. suppress: (KV) ids that a single run never draws.
     move: (KV) moves the branch's cache instead of running the module: an Export, or the state to import, which replaces
     the branch's cache. Runners with a cache take such jobs.
     """
@@ -126,6 +127,8 @@ class Job:
     known: int | None = None
     tokens_hash_seed: bytes | None = None
     content: bytes | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    suppress: tuple[range, ...] = ()
     urgency: float = 0.0
     move: Export | CacheState | None = None
 
@@ -138,7 +141,7 @@ class Done:
     receiver that keeps it longer must copy it. That of a KV node's loop has memory of its own.
 
     reason: `done` for a single run and for a loop that ended with its stream, else `stop` or `length`.
-    iterations: loop iterations that counted.
+    iterations: loop iterations that counted. drawn: int64 [iterations], ids that a resident loop drew.
     cached_tokens: tokens of this job that the prefix cache supplied. cache: what an Export took.
     """
 
@@ -146,6 +149,7 @@ class Done:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     reason: str = "done"
     iterations: int = 0
+    drawn: np.ndarray | None = None
     cached_tokens: int = 0
     cache: CacheState | None = None
 

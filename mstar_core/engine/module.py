@@ -55,6 +55,9 @@ class NodeModule:
     device_outputs: (stateless) outputs that other nodes of this device read, in memory of their own. A step that gives
     nothing else is done when the one before it is; its readers are launched behind it.
     streamed_outputs: (KV) loop outputs that are copied to the host only for iterations that the loop emits.
+    head_ports: (KV) outputs of `forward`, one value per row of `hidden`, that `head` takes by keyword beside `hidden`:
+    the logits hook. A head may change logits by them, for instance by what a sequence has written so far. Temperature,
+    penalties, masks and `suppress` apply after it, so the head computes in every variant of a captured step.
     known_ports: (KV) integer outputs of fixed shape of the node's resident loop that, with the drawn id, determine an
     iteration. A request that goes on after a death takes those of earlier attempts in one pass over many iterations of
     one sequence: the module gets `known`, int64 [T, values of these ports], its stream's items [T], and the state
@@ -67,6 +70,7 @@ class NodeModule:
     device_outputs: Collection[str] = ()
     streamed_outputs: Collection[str] = ()
     known_ports: Sequence[str] = ()
+    head_ports: Sequence[str] = ()
 
     def working_bytes(self, tokens: int) -> int:
         """Return the bytes of the largest step besides weights and cache: intermediate values and outputs.

@@ -58,6 +58,16 @@ class KeepingView(KVView, Protocol):
         """Append one layer's keys and values, [T, kv_heads, head_dim], the last two dimensions contiguous."""
 
 
+class MemoryView(KeepingView, Protocol):
+    """A view of a node with a memory, see `KVSpec.memory`."""
+
+    def attend_cross(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """Return the attention of one layer over the memory of each sequence, without a mask.
+
+        query: [T, heads, head_dim]; the same shape is returned. scale: default head_dim ** -0.5.
+        """
+
+
 class DenseKernel(Protocol):
     """Attention kernel of one family for passes that append, without a mask within a sequence. A module may be one."""
 
@@ -128,11 +138,11 @@ class KVModule(Protocol):
     arrives under its own port and the stream's item under its port, int64 [T]; state and inputs of shape s as [T, *s],
     `$param:x` as `x` [T], RANDOM as `random` float32 [T, *s]. New state is returned with one value per sequence. All
     sequences are computed in one forward; padding of captured steps has zeros for all of them.
-    head(hidden [n, width]) -> logits [n, vocab] of any float type, which are sampled as float32; for a node whose
-    Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the tokens that need logits.
+    head(hidden [n, width], **head_ports) -> logits [n, vocab] of any float type, which are sampled as float32; for a
+    node whose Sampling names a vocabulary [n, ids of it], in that order. Called on the tokens that need logits.
     What it may offer besides: see NodeModule of the engine.
     """
 
     def __call__(self, *, kv: KVView, positions: Tensor, **ports: Tensor | list[Tensor]) -> dict[str, Tensor]: ...
 
-    def head(self, hidden: Tensor) -> Tensor: ...
+    def head(self, hidden: Tensor, **ports: Tensor) -> Tensor: ...

@@ -73,7 +73,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one. session: name of its session, empty without
     one. Requests of a session go to the ranks that served it. These keep the cached prefix of the last request for
     `lease_s` seconds after its end. reads_only: the request reads its prompt into the caches and ends; it draws nothing
-    and has no output.
+    and has no output. facts: what the processor tells the programs.
     """
 
     handle: int
@@ -92,6 +92,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     session: str = ""
     lease_s: float = 0.0
     reads_only: bool = False
+    facts: dict[str, Any] = {}
 
 
 class EndSession(msgspec.Struct, frozen=True, kw_only=True, tag="end_session"):

@@ -62,7 +62,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A worker without a node of the walk gets the run too if it gives a cache, forks one, or holds one of the inputs.
     place: partition and number of the run within it, the same in each attempt of a request; empty if the request
     keeps no journal. known: ids that earlier attempts drew, by the name of the loop or node (see `Drawn`). saved:
-    states in which loops begin, by the name of the loop (see `Saved`).
+    states in which loops begin, by the name of the loop (see `Saved`). reads: ports whose numbers the report brings.
+    sampling: sampling parameters that differ from the request's.
     """
 
     run: int
@@ -82,6 +83,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     place: str = ""
     known: dict[str, list[int]] = {}
     saved: dict[str, SavedLoop] = {}
+    reads: list[str] = []
+    sampling: dict[str, float] = {}
 
 
 class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):
@@ -122,8 +125,8 @@ class WalkDone(msgspec.Struct, frozen=True, kw_only=True, tag="walk_done", omit_
 
     emitted, streamed: number of outputs and of items by stream, for the whole request on this worker; of split streams
     (see OpenRequest), those of earlier workers count too. counts:
-    iterations by loop. signals: port -> (key, dtype, shape). is_told: whether the worker has reported the end of the
-    request to the api.
+    iterations by loop. signals: port -> (key, dtype, shape). values: numbers of the ports that the run reads. is_told:
+    whether the worker has reported the end of the request to the api.
     """
 
     handle: int
@@ -136,6 +139,7 @@ class WalkDone(msgspec.Struct, frozen=True, kw_only=True, tag="walk_done", omit_
     signals: dict[str, tuple[int, str, list[int]]] = {}
     cached_tokens: int = 0
     is_told: bool = False
+    values: dict[str, list[int | float]] = {}
 
 
 class WorkFailed(msgspec.Struct, frozen=True, kw_only=True, tag="work_failed"):

@@ -121,10 +121,12 @@ class Inputs:
     metadata: by output modality, extra metadata of each output of that modality, beside shape and dtype.
     usage: extra entries of the response's usage object, such as encoder tokens or steps.
     params: replacement parameters, for instance with a limit lowered to the context; None: unchanged.
+    facts: what the programs read as `ProgramRequest.facts`: numbers, texts, and lists of them.
     """
 
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     segments: Sequence[SegmentInputs] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
     params: Any = None

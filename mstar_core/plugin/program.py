@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.graph.declare.nodes import MAIN
 
@@ -38,12 +38,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """The request as programs see it. params: the model's own parameter dataclass."""
+    """The request as programs see it. params: the model's own parameter dataclass. facts: see `Inputs.facts`."""
 
     params: Any
     inputs: Mapping[str, InputFact] = field(default_factory=dict)
     segments: Sequence[Segment] = ()
     outputs: frozenset[str] = frozenset()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def generates_image(self) -> bool:
@@ -67,6 +68,7 @@ class Signal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkResult:
     """Result of a walk. reason: `done`, `stop`, `length` or `ended`. counts: loop name -> iterations, port -> items.
+    values: numbers of the ports that the Run reads, in C order.
 
     ended: a node outside loops takes an item of a stream, and the stream has ended without one. The node is skipped,
     and so are the later runs of the same list on its rank.
@@ -75,9 +77,16 @@ class WalkResult:
     reason: str = "done"
     counts: Mapping[str, int] = field(default_factory=dict)
     signals: Mapping[str, Signal] = field(default_factory=dict)
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
-RunInput = InputFact | Segment | Signal
+Numbers = tuple[int, ...] | tuple[float, ...]
+"""Input that the program itself gives: int64 [n] if all are integers, else float32 [n]."""
+
+RunInput = InputFact | Segment | Signal | Numbers
+
+MOST_READ: Final = 4096
+"""Most numbers of a port that a Run reads."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -93,7 +102,10 @@ class Run:
     row_passes: the same in forward passes, each of `Attend.tokens` tokens of the walk's KV node.
     sample: whether a prefill samples from its last position.
     keep: output ports of the walk's nodes whose last value is returned as a signal.
-    inputs: walk input -> request input, segment or signal.
+    reads: output ports whose numbers are returned, at most MOST_READ each. The sampled port of a loop gives all ids
+    that the loop drew. Reading a value that is on a GPU waits for it, unless the module names it in `host_outputs`.
+    sampling: sampling parameters that differ from the request's in this Run, such as `{"temperature": 0.2}`.
+    inputs: walk input -> request input, segment, signal or numbers.
     finishes: the program ends after this Run. Its rank may then report the end to the client itself.
     """
 
@@ -105,6 +117,8 @@ class Run:
     row_passes: int
     sample: bool
     keep: tuple[str, ...]
+    reads: tuple[str, ...]
+    sampling: Mapping[str, float]
     inputs: Mapping[str, RunInput]
     finishes: bool
 
@@ -119,6 +133,8 @@ class Run:
         row_passes: int = 0,
         sample: bool = True,
         keep: Sequence[str] = (),
+        reads: Sequence[str] = (),
+        sampling: Mapping[str, float] | None = None,
         finishes: bool = False,
         **inputs: RunInput,
     ) -> None:
@@ -130,6 +146,8 @@ class Run:
         object.__setattr__(self, "row_passes", row_passes)
         object.__setattr__(self, "sample", sample)
         object.__setattr__(self, "keep", tuple(keep))
+        object.__setattr__(self, "reads", tuple(reads))
+        object.__setattr__(self, "sampling", dict(sampling or {}))
         object.__setattr__(self, "inputs", dict(inputs))
         object.__setattr__(self, "finishes", finishes)
 
@@ -140,6 +158,15 @@ class Fork:
 
     source: str
     into: str
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Reset(Fork):
+    """Empty a cache branch: its next pass begins at position 0. It is sent with the next Run and has no result."""
+
+    def __init__(self, branch: str = MAIN) -> None:
+        object.__setattr__(self, "source", "")
+        object.__setattr__(self, "into", branch)
 
 
 Wish = Run | Fork | list[Run]

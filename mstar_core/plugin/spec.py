@@ -48,7 +48,7 @@ class Sample:
     files: input modalities of the files sent to the miniature, in order; by default those of the segments or of the
     names of inputs. tiny: parameters that replace those of `params` for the miniature, whose sizes differ. values:
     kind of a segment -> its inputs that must not be zero in the warm-up of a GPU, such as grids: one value for all
-    elements, or each of them in order.
+    elements, or each of them in order. facts: see `Inputs.facts`. seconds: duration of its sounds and clips.
     """
 
     name: str
@@ -59,6 +59,8 @@ class Sample:
     files: Sequence[str] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, int | tuple[int, ...]]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,17 @@ class Embedding(Modality):
     dim: int | None = None
 
 
-MODALITIES: tuple[type[Modality], ...] = (Text, Image, Audio, Video, Action, Scalar, TensorData, Embedding)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments(Modality):
+    """A part of a transcript with its times, as JSON: `language`, `segments` and `words`, see docs/http-api.md.
+
+    Routes ask for it where a client wants timestamps. The processor makes it of what the model emits.
+    """
+
+    kind: ClassVar[str] = "segments"
+
+
+MODALITIES: tuple[type[Modality], ...] = (Text, Image, Audio, Video, Action, Scalar, TensorData, Embedding, Segments)
 MODALITY_NAMES: tuple[str, ...] = tuple(m.kind for m in MODALITIES)
 
 PROGRESS: Final = "progress"
@@ -121,6 +131,7 @@ ROUTES: Final = (
     "image_edit",
     "transcription",
     "video",
+    "translation",
     "robot_policy",
 )
 """Api routes that a model may map. `completion`, `embedding` and `tokenize` need a `TokenizingProcessor`."""
@@ -134,6 +145,7 @@ ROUTE_OUTPUTS: Final[Mapping[str, str]] = {
     "image_edit": "image",
     "transcription": "text",
     "video": "video",
+    "translation": "text",
     "robot_policy": "action",
 }
 """Output modality of each route that has one. A model that maps a route must produce it."""
@@ -148,6 +160,7 @@ ROUTE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "image_edit": ("image", "text"),
     "transcription": ("audio",),
     "video": ("text",),
+    "translation": ("audio",),
     "robot_policy": ("image",),
 }
 """Input modalities of each route. A model that maps a route must read them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from mstar_core.messages.tensors import InlineTensor
@@ -11,6 +12,14 @@ PART_BYTES: Final = 6 << 20
 """Most bytes of tensors inside one message beside a single larger one; below half of the limit of a message."""
 
 T = TypeVar("T")
+
+
+def inline_numbers(numbers: Sequence[float]) -> InlineTensor:
+    """Return a tensor of numbers inside a message: int64 [n] if all are integers, else float32 [n]."""
+    is_whole = all(isinstance(number, int) for number in numbers)
+    # The module `array` and not NumPy, which the conductor does not load.
+    values: array[int] | array[float] = array("q", map(int, numbers)) if is_whole else array("f", numbers)
+    return InlineTensor(dtype="int64" if is_whole else "float32", shape=(len(numbers),), data=values.tobytes())
 
 
 def inline_bytes(ref: object) -> int:

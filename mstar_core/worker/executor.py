@@ -79,6 +79,7 @@ from mstar_core.worker.state.values import (
     described,
     gather,
     held_value,
+    numbers_of,
     resolve,
     saved_starts,
     split_numbers,
@@ -437,6 +438,8 @@ class Executor:
         for port, tensor in done.outputs.items():
             run.values[Key(entry.task, port, last)] = tensor
         self._keep_signals(request, run, done.outputs)
+        if entry.port in run.message.reads:
+            run.read[entry.port] = done.drawn.tolist() if done.drawn is not None else []
         actions = run.state.loop_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
         self._carry_out(request, run, actions)
 
@@ -472,6 +475,9 @@ class Executor:
         self._carry_out(request, run, run.state.done(task, iteration, outputs, stop))
 
     def _keep_signals(self, request: WorkerRequest, run: ActiveRun, outputs: Mapping[str, Tensor]) -> None:
+        for port in run.message.reads:
+            if port in outputs:
+                run.read[port] = numbers_of(port, outputs[port])
         for port in run.message.keep:
             if port in outputs:
                 request.signals.pop(run.signals.get(port, -1), None)
@@ -588,7 +594,7 @@ class Executor:
             return
         request.count(counts, run.cached_tokens)
         signals = {port: described(key, request.signals[key]) for port, key in run.signals.items()}
-        self._report(request, run.message, reason, counts, signals, run.cached_tokens)
+        self._report(request, run.message, reason, counts, signals, run.cached_tokens, run.read)
         if reason == "ended":
             self._skip_queued(request, run.partition)
         self.begin_next(request, run.partition)
@@ -601,6 +607,7 @@ class Executor:
         counts: dict[str, int],
         signals: dict[str, tuple[int, str, list[int]]],
         cached_tokens: int,
+        values: dict[str, list[int | float]] | None = None,
     ) -> None:
         """Report the end of this rank's share of a run."""
         if message.finishes:
@@ -617,6 +624,7 @@ class Executor:
                 signals=signals,
                 cached_tokens=cached_tokens,
                 is_told=message.finishes,
+                values=values or {},
             )
         )
 
@@ -669,6 +677,7 @@ class Executor:
             job = self._jobs.make(
                 request, task, inputs, wanted, branch, sample=sample, rows=rows, content=content, numbers=numbers
             )
+            job.sampling, job.suppress = run.message.sampling, task.node.suppress
             if sample and run.is_journaled and draws_id(task, job.outputs):
                 draw = run.next_draw(task.name)
                 entry.log, job.known = self._outbox.journal.of_draw(request.handle, *draw)
@@ -735,7 +744,7 @@ class Executor:
         if run.is_journaled:
             log, spec = self._logged(request, run, loop.name, task, spec)
         job = self._jobs.make(request, task, inputs, ports, branch, sample=True, rows=rows)
-        job.loop = spec
+        job.loop, job.sampling = spec, run.message.sampling
         entry = loop_job(request, run, fire, task, self._streams, self._clock(), log)
         self._jobs.submit(runner, job, entry)
         if entry.feed is not None:

@@ -77,6 +77,7 @@ def follower_nodes(
 ) -> tuple[dict[str, NodeFollower | StatelessFollower], RankAdapters]:
     """Load this rank's share of the group's nodes and of LoRA adapters, in lockstep with the leader."""
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
+    spec = spec.fitted(model)
     rank = rank_plan(spec, group.place.rank)
     nodes = [model.node(name) for name in rank.follows]
     _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))

@@ -111,6 +111,7 @@ def _worker(
     lead: GroupLead | None,
 ) -> Worker:
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
+    spec = spec.fitted(model)
     kernels = KernelLog()
     late = LateWarmup() if serves_first(life.incarnation) else None
     runners = build_runners(spec, model, rank, life, device, kernels, lead, late)

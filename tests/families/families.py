@@ -21,6 +21,7 @@ PACKAGES = (
     "mstar_qwen3tts",
     "mstar_vjepa2",
     "mstar_wan22",
+    "mstar_whisper",
 )
 
 

@@ -83,4 +83,5 @@ def test_the_defaults_are_those_that_operators_know() -> None:
         "wan22": "wan22",
         "wan22_a14b": "wan22_a14b",
         "wan22_i2v_a14b": "wan22_i2v_a14b",
+        "whisper": "whisper_single_gpu",
     }

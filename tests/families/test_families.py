@@ -21,7 +21,7 @@ BOUNDED = [(name, item) for name, item in PARAMS if any(v is not None for v in (
 
 def test_the_models_that_operators_know_are_there() -> None:
     names = {"bagel", "llm", "orpheus", "pi05", "qwen3_omni", "qwen3_tts", "qwen3_tts_base", "vjepa2", "vjepa2_ac"}
-    names |= {"wan22", "wan22_a14b", "wan22_i2v_a14b"}
+    names |= {"wan22", "wan22_a14b", "wan22_i2v_a14b", "whisper"}
     assert set(SPECS) == names
 
 

@@ -157,6 +157,10 @@ def _multipart(body: bytes | bytearray, boundary: bytes, limits: ApiConfig) -> F
 
 
 def _add_field(form: Form, name: str, value: str, limits: ApiConfig) -> None:
+    if name.endswith("[]"):  # OpenAI's clients send a list as several fields
+        check_size(name, len(value), limits)
+        form.fields.setdefault(name, []).append(value)
+        return
     if name in form.fields:
         raise RequestError(f"{name[:40]} is given more than once", hint="send it once", field=name[:40])
     check_size(name, len(value), limits)

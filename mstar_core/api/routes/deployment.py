@@ -100,6 +100,7 @@ ENDPOINTS: Final[Mapping[str, str]] = {
     "image_edit": "/v1/images/edits",
     "transcription": "/v1/audio/transcriptions",
     "video": "/v1/videos",
+    "translation": "/v1/audio/translations",
     "robot_policy": "/v1/robot/policy",
     "realtime": "/v1/realtime",
 }

@@ -1,8 +1,8 @@
-"""POST /v1/audio/transcriptions: audio in, its transcript out as JSON, plain text or server-sent events."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: audio in, its transcript out in one of several formats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,65 +11,49 @@ from sanic.response import HTTPResponse
 from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.http.body import UploadedFile
 from mstar_core.api.output.kept_events import EVENTS
+from mstar_core.api.output.transcript import Transcript
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, mapped_fields
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_multipart
-from mstar_core.api.schema import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest, Usage
+from mstar_core.api.schema import (
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
+    TranscriptionRequest,
+    TranslationRequest,
+    Usage,
+)
 from mstar_core.api.service import Session
 from mstar_core.errors import RequestError
+from mstar_core.families.languages import LANGUAGES
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import Segments
 
-TEXT = "text/plain; charset=utf-8"
-TIMED = ("verbose_json", "srt", "vtt")
-LANGUAGES: Final[Mapping[str, str]] = {
-    "ar": "Arabic",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "es": "Spanish",
-    "fi": "Finnish",
-    "fr": "French",
-    "he": "Hebrew",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "ms": "Malay",
-    "nl": "Dutch",
-    "no": "Norwegian",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "ur": "Urdu",
-    "vi": "Vietnamese",
-    "yue": "Cantonese",
-    "zh": "Chinese",
-}
-"""English names of ISO 639 codes, for instructions. Other values of `language` are used as they are."""
+PLAIN: Final = "text/plain; charset=utf-8"
+TIMED: Final = ("verbose_json", "srt", "vtt")
+SUBTITLES: Final = {"srt": PLAIN, "vtt": "text/vtt; charset=utf-8"}
+SEGMENTS: Final = Segments.kind
 
 
 async def transcription(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
-    service = exchange.service
     body, rest, files = await read_multipart(exchange, TranscriptionRequest)
-    file = _file(files)
-    if body.response_format in TIMED:
-        raise RequestError(
-            f"response_format {body.response_format} needs timestamps, which the model does not provide",
-            hint="use json or text",
-            field="response_format",
-            code="unsupported_parameter",
-        )
+    return await _answer(exchange, body, rest, files)
+
+
+async def translation(exchange: Exchange) -> HTTPResponse | None:
+    """Handle a request for English text."""
+    body, rest, files = await read_multipart(exchange, TranslationRequest)
+    plain = TranscriptionRequest(model=body.model, prompt=body.prompt, response_format=body.response_format)
+    return await _answer(exchange, plain, rest, files)
+
+
+async def _answer(
+    exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], files: Sequence[UploadedFile]
+) -> HTTPResponse | None:
+    service, file = exchange.service, _file(files)
+    _check_form(service.model, body)
     call = _call(exchange, body, rest, file)
     exchange.keep_events(EVENTS if body.stream else None)
     async with service.open(
@@ -77,9 +61,26 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     ) as session:
         exchange.warn(session.warnings)
         if not body.stream:
-            return await _whole(exchange, session, body.response_format)
+            return await _whole(exchange, session, body)
         await _stream(exchange, session)
     return None
+
+
+def _check_form(spec: ModelSpec, body: TranscriptionRequest) -> None:
+    """Raise RequestError for a form of the response that the model or the stream does not have."""
+    if body.response_format in TIMED and spec.output(SEGMENTS) is None:
+        raise RequestError(
+            f"response_format {body.response_format} needs timestamps, which the model does not provide",
+            hint="use json or text",
+            field="response_format",
+            code="unsupported_parameter",
+        )
+    if body.granularities and body.response_format != "verbose_json":
+        field = "timestamp_granularities"
+        raise RequestError(f"{field} needs response_format verbose_json", hint="omit one of them", field=field)
+    if body.stream and body.response_format in TIMED:
+        hint = "use json or text, or omit stream"
+        raise RequestError(f"a stream is no {body.response_format}", hint=hint, field="stream")
 
 
 def _file(files: Sequence[UploadedFile]) -> MediaPart:
@@ -98,16 +99,20 @@ def _file(files: Sequence[UploadedFile]) -> MediaPart:
 def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> ParsedRequest:
     spec = exchange.service.model
     check_name(exchange, body.model)
-    params = openai_parsed(exchange, rest, ("text",), {"language": body.language, "prompt": body.prompt})
-    text = instruction(spec, body)
+    is_timed, words = body.response_format in TIMED, "word" in body.granularities
+    outputs = ("text", SEGMENTS) if is_timed else ("text",)
+    offered = {"language": body.language, "prompt": body.prompt, "stream": body.stream or None}
+    # A model may map these fields, which no client sends.
+    times = {"timestamps": is_timed or None, "words": words or None}
+    params = openai_parsed(exchange, rest, outputs, {**offered, **times})
+    text = instruction(spec, body, exchange.route)
     order = [("audio", 0), *([("text", 0)] if text else [])]
-    return params.request(exchange.request_id, exchange.route, text=text, media=(file,), order=order, outputs=("text",))
+    return params.request(exchange.request_id, exchange.route, text=text, media=(file,), order=order, outputs=outputs)
 
 
-def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:
+def instruction(spec: ModelSpec, body: TranscriptionRequest, route: str = "transcription") -> str | None:
     """Return the text that accompanies the audio: the model's instruction, and the prompt if no parameter maps it."""
-    surface = spec.surface("transcription")
-    mapped = mapped_fields(spec, "transcription")
+    surface, mapped = spec.surface(route), mapped_fields(spec, route)
     words = surface.instruction_without_language or surface.instruction.replace("{language}", "").strip()
     if body.language is not None and "language" not in mapped:
         words = surface.instruction.replace("{language}", LANGUAGES.get(body.language.lower(), body.language))
@@ -115,14 +120,27 @@ def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:
     return "\n".join(part for part in (words, prompt) if part) or None
 
 
-async def _whole(exchange: Exchange, session: Session, form: str) -> HTTPResponse:
-    parts = [chunk.data async for ready in session.chunks() for chunk in ready if chunk.modality == "text"]
+async def _whole(exchange: Exchange, session: Session, body: TranscriptionRequest) -> HTTPResponse:
+    parts, transcript = list[bytes](), Transcript()
+    async for ready in session.chunks():
+        parts += [chunk.data for chunk in ready if chunk.modality == "text"]
+        for chunk in ready:
+            if chunk.modality == SEGMENTS:
+                transcript.add(chunk.data, chunk.metadata)
     done = session.done()
     exchange.warn(done.warnings)
     text = b"".join(parts).decode().strip()
-    if form == "text":
-        return exchange.whole(f"{text}\n".encode(), TEXT)
-    return exchange.json(Transcription(text=text, usage=msgspec.convert(done.usage, Usage)))
+    usage = msgspec.convert(done.usage, Usage)
+    match body.response_format:
+        case "json":
+            return exchange.json(Transcription(text=text, usage=usage))
+        case "text":
+            return exchange.whole(f"{text}\n".encode(), PLAIN)
+        case "verbose_json":
+            task = "translate" if exchange.route == "translation" else "transcribe"
+            return exchange.json(transcript.verbose(text, task, body.granularities, usage))
+        case form:
+            return exchange.whole(transcript.subtitles(form).encode(), SUBTITLES[form])
 
 
 async def _stream(exchange: Exchange, session: Session) -> None:

@@ -53,6 +53,9 @@ PLAN_BUFFERS: Final = 4
 LONG_PASS: Final = 512
 """Fewest tokens of an unmasked pass that appends for which copying its cached keys costs little."""
 
+MEMORY: Final = -1
+"""Key, in place of a window, of the wrapper that attends over memories: a wrapper holds one plan."""
+
 PACKAGES: Final = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
 """Module -> its package, where the names differ."""
 
@@ -223,14 +226,12 @@ class FlashInferView:
         self._attention = attention
         self._metadata = metadata
         self._plans: dict[int, _ViewPlan] = {}  # by window
+        self._cross: Any = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
         pool = self._attention.pools[layer]
-        if self._places is not None:
-            from mstar_core.engine.attention.kernels.page_copies import append
-
-            append(pool, self._attention.page_size, self._places, key, value)
+        self.keep(layer, key, value)
         if self._is_whole:
             return self._whole.attend(layer, query, key, value, scale)
         window = self._attention.windows[layer]
@@ -248,6 +249,26 @@ class FlashInferView:
         if self._reading is not None:
             tokens, view = self._reading
             out[tokens] = view.attend(layer, query[tokens], key[tokens], value[tokens], scale)
+        return out
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See KeepingView."""
+        if self._places is not None:
+            from mstar_core.engine.attention.kernels.page_copies import append
+
+            append(self._attention.pools[layer], self._attention.page_size, self._places, key, value)
+
+    def attend_cross(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See MemoryView. The prefill kernel also takes sequences of one token, which uncaptured steps rarely have."""
+        pool, metadata = self._attention.pools[layer], self._metadata
+        if self._cross is None:
+            self._cross = self._attention.prefill_wrapper(is_causal=False, window=MEMORY)
+            lists = _page_lists(metadata.of_memory(), self._attention.page_size)
+            starts = torch.from_numpy(metadata.query_starts.astype(np.int32))
+            shape = (query.shape[1], pool.shape[3], query.shape[2], self._attention.page_size)
+            kind = {"q_data_type": pool.dtype, "kv_data_type": pool.dtype, "sm_scale": scale}
+            self._attention.plan_kernel(self._cross, starts, *lists, *shape, causal=False, **kind)
+        out: Tensor = self._cross.run(query, pool)
         return out
 
     @cached_property
@@ -375,6 +396,14 @@ class FlashInferDecode(StaticAttention):
         if self._wrapper is None:
             self._first_plan((query.shape[1], pool.shape[3], query.shape[2]), scale)
         append(pool, self._attention.page_size, self._device["places"], key, value)
+        out: Tensor = self._wrapper.run(query, pool)
+        return out
+
+    def read(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See StaticAttention. Plans as `attend` does."""
+        pool = self._attention.pools[layer]
+        if self._wrapper is None:
+            self._first_plan((query.shape[1], pool.shape[3], query.shape[2]), scale)
         out: Tensor = self._wrapper.run(query, pool)
         return out
 

@@ -231,6 +231,33 @@ class TorchView:
             parts.append(self._attend_pass(pool, planned, query[tokens], (key[tokens], value[tokens]), scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See KeepingView."""
+        self._append(self._pools[layer], key, value)
+
+    def attend_cross(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See MemoryView."""
+        heads, width = query.shape[1:]
+        parts = []
+        for tokens, count, length, halves in self._memories:
+            keys, values = gather_pages(self._pools[layer], halves, count)[:, :, :length]
+            parts.append(attend_folded(query[tokens].view(count, -1, heads, width), keys, values, None, scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @cached_property
+    def _memories(self) -> list[tuple[slice, int, int, Tensor]]:
+        """Neighbouring sequences with equal sizes: packed tokens, sequences, tokens of a memory, its `half_pages`."""
+        metadata = self._metadata
+        assert metadata.memory is not None, "the node declares no memory"
+        (rows, lengths), counts, starts = metadata.memory, metadata.counts, metadata.query_starts
+        borders = np.nonzero((np.diff(lengths) != 0) | (np.diff(counts) != 0))[0] + 1
+        groups = []
+        for first, last in zip([0, *borders.tolist()], [*borders.tolist(), len(rows)], strict=True):
+            pages = metadata.tables[rows[first:last], : -(-int(lengths[first]) // self._page_size)]
+            tokens = slice(int(starts[first]), int(starts[last]))
+            groups.append((tokens, last - first, int(lengths[first]), self._on_device(half_pages(pages))))
+        return groups
+
     def _append(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
         if self._targets is None:
             return
@@ -416,6 +443,12 @@ class TorchStatic(StaticAttention):
         mask = self._visible(keys.dtype, heads // key.shape[1], self._windows[layer])
         out = attend_folded(padded.view(shape.sequences, shape.tokens, heads, width), keys, values, mask, scale)
         return out.index_select(0, self._device["slot"]) if shape.is_ragged else out
+
+    def read(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See StaticAttention."""
+        keys, values = self._gathered(layer)
+        mask = additive(places_before(self._device["end"], self._inside), keys.dtype)
+        return attend_folded(query[:, None], keys, values, mask, scale)
 
     def _appended(self, layer: int, key: Tensor, value: Tensor) -> Tensor:
         """Append, and return keys and values of all pages: [2, sequences, places, kv_heads, head_dim]."""

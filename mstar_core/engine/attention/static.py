@@ -35,6 +35,9 @@ class StaticAttention(ABC):
     plans: int = 0
     """Plans made after the first one. Most kernels need no plan."""
 
+    memory: StaticAttention | None = None
+    """Attention over the memories of a decode bucket, None at a node without memory."""
+
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
         self._pools = pools
         self._page_size = page_size
@@ -54,6 +57,15 @@ class StaticAttention(ABC):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
 
+    def attend_cross(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See MemoryView."""
+        assert self.memory is not None, "the node declares no memory"
+        return self.memory.read(layer, query, scale)
+
+    def read(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """Attend over the cache without appending, from the last token of each sequence. Decode kernels can."""
+        raise NotImplementedError
+
     def bind(self, device: Mapping[str, Tensor]) -> Self:
         """Set the fields on the device, which stay in the same memory. Returns this object."""
         self._device = device
@@ -69,9 +81,17 @@ class StaticAttention(ABC):
 class AttentionBuffers:
     """Static buffers of one attention and of everything else that its step reads of the host; one copy per replay."""
 
-    def __init__(self, attention: StaticAttention, device: torch.device, beside: Fields | None = None) -> None:
-        """beside: fields of the step."""
+    def __init__(
+        self,
+        attention: StaticAttention,
+        device: torch.device,
+        beside: Fields | None = None,
+        memory: StaticAttention | None = None,
+    ) -> None:
+        """beside: fields of the step. memory: decode attention over memories, which have buffers of their own."""
         self.attention = attention
+        attention.memory = memory
+        self._memory = AttentionBuffers(memory, device) if memory is not None else None
         self._staging = Staging({**(beside or {}), **attention.fields}, device)
         self.device = self._staging.device
         self.view: Any = attention.bind(self.device)
@@ -79,6 +99,11 @@ class AttentionBuffers:
     def reset(self) -> None:
         """Drop what the attention keeps between the layers of a step. Called before and after a step."""
         self.attention.reset()
+
+    def prepare_memory(self, metadata: AttentionMetadata) -> None:
+        """Fill the buffers of the memories, which stay as they are until another batch replaces this one."""
+        if self._memory is not None:
+            self._memory.prepare(metadata.of_memory())
 
     def prepare(self, metadata: AttentionMetadata, beside: Values | None = None) -> None:
         """Fill the buffers for the next replay. Earlier replays may still wait on the device."""

@@ -67,6 +67,12 @@ class Slots:
         for array in (self.last, self.next_position, self.drawn, self.history):
             array[into] = array[source]
 
+    def restart(self, slot: int) -> None:
+        """Forget the sequence of a slot. Its draws count on, so that none repeats the random numbers of another."""
+        drawn = self.drawn[slot]
+        self._clear(slot)
+        self.drawn[slot] = drawn
+
     def position(self, slot: int) -> int | float:
         """Return the position of a slot's next token."""
         position: int | float = self.next_position[slot].item()

@@ -25,6 +25,7 @@ from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS, padded_rows
 from mstar_core.engine.sampling.masks import fields as mask_fields
 from mstar_core.engine.steps.adapters import adapter_fields, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.engine.steps.head import head_logits
 from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
 from mstar_core.layers import rng
 
@@ -76,7 +77,8 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         beside = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
         if steps.values is not None:
             beside |= steps.values.fields(count)
-        self.buffers = AttentionBuffers(node.attention.static(shape), node.device, beside)
+        memory = node.attention.static(shape) if node.has_memory else None
+        self.buffers = AttentionBuffers(node.attention.static(shape), node.device, beside, memory)
         self._batch: DecodeBatch | None = None
         self._states = self._random = _NONE
         self.park()
@@ -93,6 +95,9 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         """Fill the buffers for a step; sampling parameters only if the batch's membership changed."""
         if self._batch is not plan.batch:
             self._load_parameters(plan.batch)
+            self.buffers.prepare_memory(
+                AttentionMetadata.of(plan.batch.slots, plan.lengths, tables, memory=plan.batch.memory)
+            )
         loop_values = self._steps.values
         values = {"positions": plan.positions, "chance": rng.uniform_host(self._states, plan.drawn)}
         if loop_values is not None:
@@ -146,7 +151,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         with applying(node.adapters, self._parameters.device):
             outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
-        return _Computed(ports, outputs, node.module.head(outputs["hidden"]))
+        return _Computed(ports, outputs, head_logits(node.module, outputs))
 
     def drawn(self) -> dict[str, Tensor]:
         """Draw from the logits. Returns the ids, int64 [count], and the module's outputs of one row per sequence."""
@@ -287,8 +292,14 @@ def batch_part(batch: DecodeBatch, span: slice) -> DecodeBatch:
     mask_rows = None
     if batch.mask_rows is not None and (chosen := batch.mask_rows[span] >= 0).any():
         mask_rows = np.where(chosen, np.cumsum(chosen) - 1, -1).astype(np.int32)
+    memory = None if batch.memory is None else batch.memory[:, span]
     return msgspec.structs.replace(
-        batch, slots=batch.slots[span], sampling=batch.sampling[span], adapters=adapters, mask_rows=mask_rows
+        batch,
+        slots=batch.slots[span],
+        sampling=batch.sampling[span],
+        adapters=adapters,
+        mask_rows=mask_rows,
+        memory=memory,
     )
 
 

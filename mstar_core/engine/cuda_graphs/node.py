@@ -53,7 +53,12 @@ class NodeGraphs:
         if draws:
             self.decode = DecodeSteps(node, cache, id_port=id_port, values=values)
         self.passes = CapturedPasses(
-            spec, node, cache, id_port=id_port, token_budget=token_budget, ids=draws and values is None
+            spec,
+            node,
+            cache,
+            id_port=id_port,
+            token_budget=token_budget,
+            ids=draws and values is None and not node.has_memory,
         )
 
     def capture(self, sizes: CaptureSizes) -> None:

@@ -18,6 +18,7 @@ from mstar_core.engine.cuda_graphs.cache import Size, up_to
 from mstar_core.engine.cuda_graphs.kinds import StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN, BucketSize, RaggedStep
 from mstar_core.engine.steps.device import AHEAD_TOKENS, DrawnIds, StepLimits
+from mstar_core.graph.declare.nodes import EngineHints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,9 +91,11 @@ class CapturedPasses:
         self._node = node
         self._cache = cache
         self._samples = node.sampler is not None
-        self._loop_items = [items for (items,) in up_to(slots, spec.hints.capture_sizes, [])]
-        self._prefix_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_tokens, [])]
-        self._prompt_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_prompts, [])]
+        # Kernels of captured passes read no memories: at such a node only decode steps are captured.
+        hints = EngineHints() if node.has_memory else spec.hints
+        self._loop_items = [items for (items,) in up_to(slots, hints.capture_sizes, [])]
+        self._prefix_tokens = [tokens for (tokens,) in up_to(token_budget, hints.capture_tokens, [])]
+        self._prompt_tokens = [tokens for (tokens,) in up_to(token_budget, hints.capture_prompts, [])]
         self._most_pages = node.pages
         self._kinds: dict[StepKind, _Kind] = {}
         self._signatures: dict[tuple[object, ...], StepKind | None] = {}

@@ -25,6 +25,7 @@ from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS, padded_rows
 from mstar_core.engine.sampling.masks import fields as mask_fields
 from mstar_core.engine.steps.adapters import adapter_fields, adapter_rows, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionShape
+from mstar_core.engine.steps.head import head_logits
 from mstar_core.engine.steps.packed import host_positions, metadata_of
 from mstar_core.engine.transfers import gather, join, upload
 from mstar_core.graph.declare.sampling import SamplingParams
@@ -53,7 +54,7 @@ class CapturedNode:
     """Parts of one node that all its captured steps share.
 
     pages: most pages of a sequence, of page_size tokens each. sampler: None without sampling. adapters: None in a
-    deployment without LoRA adapters; otherwise every step has their kernels.
+    deployment without LoRA adapters; otherwise every step has their kernels. has_memory: decode steps read memories.
     """
 
     module: KVModule
@@ -63,6 +64,7 @@ class CapturedNode:
     page_size: int
     sampler: Sampler | None = None
     adapters: AdapterBank | None = None
+    has_memory: bool = False
 
     @property
     def draws(self) -> Sampler:
@@ -224,13 +226,13 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         for step in steps:
             step.buffers.reset()
         if self.kind.samples:
-            outputs[-1] = {**outputs[-1], DRAWN: self._drawn(outputs[-1]["hidden"])}
+            outputs[-1] = {**outputs[-1], DRAWN: self._drawn(outputs[-1])}
         return outputs if self.later else outputs[-1:]
 
-    def _drawn(self, hidden: Tensor) -> Tensor:
+    def _drawn(self, outputs: dict[str, Tensor]) -> Tensor:
         """Draw an id after each pass, and note it in the slots: int64 [items]."""
         values, sampler = self.buffers.device, self._node.draws
-        logits = self._node.module.head(hidden.index_select(0, values["ends"]))
+        logits = head_logits(self._node.module, outputs, values["ends"])
         columns = values
         if self._masks is not None:
             columns = {**values, MASKS: self._masks.device[MASKS].view(self.size.items, -1)}

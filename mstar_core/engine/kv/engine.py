@@ -272,6 +272,7 @@ def _memory(spec: NodeSpec, settings: KVSettings, clock: Callable[[], float]) ->
         pool,
         PageTables(pool, slots, tokens),
         Slots(slots, tokens, settings.vocab if spec.sampling else 0, position_dtype(spec)),
-        PrefixCache(pool, clock) if settings.prefix_cache else None,
+        # The ids of a prompt do not determine the cache of a node that also reads a memory.
+        PrefixCache(pool, clock) if settings.prefix_cache and spec.kv is not None and not spec.kv.memory else None,
         values,
     )

@@ -37,6 +37,7 @@ from mstar_core.engine.sampling.scores import log_probabilities, scores
 from mstar_core.engine.steps import updates
 from mstar_core.engine.steps.adapters import adapter_rows, uploading
 from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, PassOutput, StepLimits, StepOutput
+from mstar_core.engine.steps.head import head_logits
 from mstar_core.engine.steps.packed import metadata_of
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.engine.transfers import upload
@@ -161,6 +162,7 @@ class ModelRunner:
             page_size=self._settings.page_size,
             sampler=self.sampler if draws else None,
             adapters=self._settings.adapters,
+            has_memory=spec.kv is not None and spec.kv.memory is not None,
         )
         budget = self._settings.token_budget
         return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, values=self._values)
@@ -461,7 +463,7 @@ class ModelRunner:
         with uploading(self._settings.adapters, forward.adapters, self._slots.device):
             outputs: dict[str, Tensor] = self._module(kv=view, positions=forward.positions, **forward.ports)
         if any(LOGITS in planned.wants for planned in passes) and LOGITS not in outputs:
-            outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
+            outputs[LOGITS] = head_logits(self._module, outputs).float()
         shares = self._shares(forward, outputs) if passes else []
         drawn = None
         if forward.draws is not None:
@@ -484,9 +486,8 @@ class ModelRunner:
 
     def _draw(self, forward: _Forward, draws: Draws, outputs: dict[str, Tensor]) -> DrawnIds:
         """Draw ids, or take known ones, and advance the device state of their sequences."""
-        slots, hidden, decode = self._slots, outputs["hidden"], forward.decode
-        if draws.ends is not None:
-            hidden = hidden.index_select(0, upload(draws.ends, hidden.device))
+        slots, decode = self._slots, forward.decode
+        ends = None if draws.ends is None else upload(draws.ends, slots.device)
         if decode is not None and not forward.passes:
             places, sampling = self._parameters(decode.batch)
         else:
@@ -494,7 +495,7 @@ class ModelRunner:
             sampling = UploadedColumns.of(draws.sampling, slots.device)
         chance = upload(sampling.chance(draws.drawn), slots.device)
         columns = sampling.columns
-        logits = self._module.head(hidden)
+        logits = head_logits(self._module, outputs, ends)
         logprobs = log_probabilities(logits) if draws.scores else None
         masks, rows = packed_masks(decode, forward.passes)
         if masks is not None and rows is not None:

@@ -6,6 +6,7 @@ A mask has one bit per id, in words of 32. Sequences without a grammar have no m
 from __future__ import annotations
 
 import importlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,6 +22,17 @@ MASKS, MASK_ROWS = "masks", "mask_rows"
 """Names of the masks (int32 [constrained, words]) and of their rows (int32 [n]) among the columns of a draw."""
 
 WORD_BITS: Final = 32
+
+
+@lru_cache(maxsize=64)
+def allowed_bits(suppress: tuple[range, ...], vocab: int) -> np.ndarray:
+    """Return the mask without these ids, see PassPlan. int32 [words]."""
+    allowed = np.zeros(-(-vocab // WORD_BITS) * WORD_BITS, dtype=np.bool_)
+    allowed[:vocab] = True
+    for span in suppress:
+        allowed[span.start : span.stop : span.step] = False
+    bits: np.ndarray = np.packbits(allowed, bitorder="little").view(np.int32)
+    return bits
 
 
 def fields(count: int, vocab: int) -> Fields:

@@ -221,7 +221,9 @@ class DecodeScheduler:
         """Report the end of a resident loop and let its branch go on."""
         assert branch.job is not None
         outputs = self._loops.last_outputs(branch, branch.job, last)
-        result.done.append(Done(job=branch.job, outputs=outputs, reason=reason, iterations=iterations))
+        first = branch.loop_state.base + 1
+        drawn = self._memory.slots.history[branch.slot, first : first + iterations].astype(np.int64)
+        result.done.append(Done(job=branch.job, outputs=outputs, reason=reason, iterations=iterations, drawn=drawn))
         self._memory.slots.set_last(branch.slot, last)
         branch.request.last_values.update(outputs)
         self._loops.sync_log(branch)

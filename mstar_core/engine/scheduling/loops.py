@@ -62,6 +62,9 @@ class Loops:
     def start(self, branch: Branch, job: Job) -> Done | None:
         """Prepare a job. Returns its end if nothing has to run. Raises MstarError when it cannot run."""
         branch.wants = self._wants(job)
+        if job.sampling or branch.samples_apart:
+            self._slots.sampling[branch.slot] = branch.request.sampling.changed(job.sampling)
+            branch.samples_apart = bool(job.sampling)
         self._set_rollback(branch, job)
         if job.loop is None:
             step = job.inputs.get(STEP)
@@ -310,7 +313,7 @@ class Loops:
         slots.begin_loop(slot, int(job.key), limit, loop.stop_ids)
         if self._memory.loop is not None or job.tokens_hash_seed is None or branch.chain.tokens != branch.logged:
             branch.chain.is_open = False  # ids alone do not determine the cache
-        branch.loop = LoopState(job=job, spec=loop, limit=limit)
+        branch.loop = LoopState(job=job, spec=loop, limit=limit, base=branch.logged)
         branch.is_decoding = True
         return None
 

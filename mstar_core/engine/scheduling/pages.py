@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mstar_core.engine.cache.page_pool import OutOfPages
+from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.scheduling.candidates import tokens_ahead
 from mstar_core.engine.scheduling.sequence import Branch, ForwardPass, KVRequest
-from mstar_core.errors import TooLarge
+from mstar_core.errors import EngineError, TooLarge
 
 if TYPE_CHECKING:
     from mstar_core.engine.cache.prefix_cache import PrefixCache
@@ -57,10 +58,11 @@ class Pages:
             try:
                 if tokens:
                     self._memory.ensure(branch.slot, tokens)
+                self._restore_read(branch)
             except OutOfPages as shortage:
                 if not self._make_room(branch, shortage):
                     return False
-            except TooLarge as error:
+            except (TooLarge, EngineError) as error:
                 assert branch.job is not None
                 self._requests.fail(branch, branch.job, error)
                 return False
@@ -70,6 +72,36 @@ class Pages:
                     branch.saved, branch.is_evicted = None, False
                 branch.is_reserved = True
                 return True
+
+    def _restore_read(self, branch: Branch) -> None:
+        """Restore the memory that a branch reads, if it was preempted.
+
+        Raises OutOfPages, and EngineError for a memory that no pass has filled.
+        """
+        memory = branch.request.memory_of(branch)
+        if memory is None:
+            return
+        if memory.saved is not None:
+            self._memory.ensure(memory.slot, memory.logged)
+            self._memory.restore_pages(memory.saved, memory.slot, memory.logged)
+            memory.saved, memory.is_evicted = None, False
+        elif not self._memory.tables.length[memory.slot]:
+            raise EngineError(
+                f"branch {branch.name!r} of node {self._requests.node} reads an empty memory",
+                hint=f"run a pass on branch {memory.name!r} first, on the same rank",
+                node=self._requests.node,
+            )
+
+    def reset(self, branch: Branch) -> None:
+        """Empty a branch: its next pass begins at position 0. The draws of its request count on."""
+        branch.chain = ContentChain(self._memory.pool.page_size)
+        branch.log, branch.logged, branch.rollback, branch.saved = [], 0, None, None
+        branch.replay.clear()
+        branch.is_evicted = branch.is_reserved = False
+        branch.saves_pages = branch.name == branch.request.memory
+        if branch.slot >= 0:
+            self._memory.tables.release(branch.slot)
+            self._memory.slots.restart(branch.slot)
 
     def reserve_ahead(self, slot: int, tokens: int) -> bool:
         """Get pages for more tokens of a slot without preempting. Returns whether they are there."""

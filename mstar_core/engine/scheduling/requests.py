@@ -253,10 +253,16 @@ class Requests:
             reports=frozenset[str]().union(*(loop.emit for loop in loops)),
             to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
             adapters=adapters if np.any(adapters != NO_ADAPTER) else None,
+            memory=self._memories(sequences),
         )
         keys = self.memory.slots.key[slots]
         constrained = [key for key, branch in zip(keys.tolist(), sequences, strict=True) if branch.matcher is not None]
         return Decoding(sequences, keys, batch, frozenset(constrained))
+
+    def _memories(self, sequences: Sequence[Branch]) -> np.ndarray | None:
+        """Return slot and tokens of the memory of each sequence, see DecodeBatch."""
+        memories = [memory.slot for branch in sequences if (memory := branch.request.memory_of(branch)) is not None]
+        return np.array([memories, self.memory.tables.length[memories]], dtype=np.int64) if memories else None
 
     # -- results -----------------------------------------------------------------------------------------------------
 

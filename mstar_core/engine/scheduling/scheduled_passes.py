@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.base import Done
+from mstar_core.engine.sampling.masks import allowed_bits
 from mstar_core.engine.scheduling.requests import no_id
 from mstar_core.engine.scheduling.step import ScheduledPass
 from mstar_core.engine.steps.device import AHEAD, AHEAD_TOKENS
@@ -67,6 +68,7 @@ class PassScheduler:
         assert forward is not None
         is_last = count == forward.left
         samples = is_last and self._port is not None and not forward.is_replay and job is not None and job.sample
+        samples = samples and branch.name != branch.request.memory
         samples = samples and job is not None and not self._known.replaces_draw(branch, job)
         return ScheduledPass(branch, forward, job, count, is_last, samples)
 
@@ -119,17 +121,32 @@ class PassScheduler:
             mask=mask,
             loop=_loop_plan(one),
             adapter=branch.request.adapter,
+            memory=self._memory_of(branch),
         )
+
+    def _memory_of(self, branch: Branch) -> tuple[int, int] | None:
+        """Return slot and tokens of the memory that a branch reads."""
+        memory = branch.request.memory_of(branch)
+        return None if memory is None else (memory.slot, int(self._memory.tables.length[memory.slot]))
 
     def _masks(self, passes: Sequence[ScheduledPass]) -> Sequence[np.ndarray | None]:
         """Return the ids that each pass may draw, see PassPlan. A known id is taken whatever the mask."""
-        matchers = [one.branch.matcher if one.samples and _forced(one) < 0 else None for one in passes]
+        draws = [one.samples and _forced(one) < 0 for one in passes]
+        vocab = self._memory.slots.vocab
+        fixed = [
+            allowed_bits(one.job.suppress, vocab) if draw and one.job is not None and one.job.suppress else None
+            for one, draw in zip(passes, draws, strict=True)
+        ]
+        matchers = [one.branch.matcher if draw else None for one, draw in zip(passes, draws, strict=True)]
         chosen = [matcher for matcher in matchers if matcher is not None]
         if not chosen:
-            return [None] * len(passes)
+            return fixed
         assert self._grammars is not None
         masks = iter(self._grammars.masks(chosen))
-        return [None if matcher is None else next(masks) for matcher in matchers]
+        return [
+            always if matcher is None else next(masks) if always is None else next(masks) & always
+            for matcher, always in zip(matchers, fixed, strict=True)
+        ]
 
     def _look_ahead(self, passes: Sequence[ScheduledPass]) -> None:
         """Let one replay compute several loop iterations where nothing could join in between, if pages are free.

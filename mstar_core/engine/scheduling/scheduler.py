@@ -69,6 +69,7 @@ class Scheduler:
         """
         assert spec.kv is not None
         self._branch_names = spec.kv.branches
+        self._memory_name = spec.kv.memory
         self._lookahead = lookahead
         self._opened = 0
         self._committed = 0.0
@@ -119,10 +120,12 @@ class Scheduler:
             )
         self._opened += 1
         grammar = None if sampling.constraint is None else self._grammar(sampling.constraint)
-        request = KVRequest(handle, self._opened, sampling, adapter=adapter, grammar=grammar)
+        request = KVRequest(handle, self._opened, sampling, adapter=adapter, grammar=grammar, memory=self._memory_name)
         requests.requests[handle] = request
         for name in self._branch_names:
-            request.branches[name] = Branch(request, name, ContentChain(pool.page_size))
+            # A memory has no job of its own when it is needed again, so it is saved and not computed again.
+            saves = name == self._memory_name
+            request.branches[name] = Branch(request, name, ContentChain(pool.page_size), saves_pages=saves)
 
     def _grammar(self, constraint: str) -> Grammar:
         """Begin to compile a grammar. Raises EngineError at a node without a vocabulary of text."""
@@ -184,7 +187,10 @@ class Scheduler:
     def fork(self, handle: Handle, source: str, into: str) -> None:
         """See NodeRunner. Does nothing at a node without these branches. Raises EngineError for a busy one."""
         request = self._requests.requests.get(handle)
-        if request is None or source not in request.branches or into not in request.branches:
+        if request is None or into not in request.branches or (source and source not in request.branches):
+            return
+        if not source:
+            self._reset(request.branches[into])
             return
         old, new = request.branches[source], request.branches[into]
         if new.job is not None or old.is_decoding:
@@ -194,6 +200,15 @@ class Scheduler:
             self._candidates.free(new)
             self._pages.fork(old, new)
             self._requests.has_changed = True
+
+    def _reset(self, branch: Branch) -> None:
+        """Empty a branch. Raises EngineError for a busy one."""
+        if branch.job is not None or branch.in_flight:
+            node = self._requests.node
+            raise EngineError(f"branch {branch.name!r} cannot be reset while it runs", node=node)
+        self._candidates.free(branch)
+        self._pages.reset(branch)
+        self._requests.has_changed = True
 
     def holds(self, handle: Handle, branch: str) -> bool:
         """See NodeRunner."""

@@ -135,11 +135,13 @@ class LoopState(EngineLoop):
     """A loop of a branch. A resident one keeps its values in the arrays of the slots instead of `carried`.
 
     ahead: most iterations in one pass. lists: inputs with one entry per iteration, small ones still on the host.
+    base: (resident) tokens in the cache before its first iteration.
     known: iterations of a resident loop that are taken from an earlier attempt, until all are.
     """
 
     lists: dict[str, Tensor] = field(default_factory=dict)
     ahead: int = 1
+    base: int = 0
     known: KnownIterations | None = None
 
 
@@ -161,6 +163,7 @@ class Branch:
     wants: ports, other than the sampled one, that the module must give for its job.
     is_starved: candidates of its job wait for slots, and none of them has one.
     saves_pages: its log does not tell how its tokens were computed, so a preemption copies its pages to `saved`.
+    samples_apart: its last job had sampling parameters of its own.
     matcher: says which ids it may draw next, None without a grammar. It lives through preemptions.
     """
 
@@ -188,6 +191,7 @@ class Branch:
     shared: int = 0
     is_starved: bool = False
     saves_pages: bool = False
+    samples_apart: bool = False
     saved: SavedPages | None = None
     matcher: Matcher | None = None
 
@@ -250,6 +254,7 @@ class KVRequest:
     slots: all slots it holds; spare: those that no candidate uses; claimed: slots for candidates that it keeps for as
     long as it lives. adapter: row of its LoRA adapter, -1 without one. grammar: of its ids, None without one.
     session: whose lease on its pages lasts `lease_s` seconds after its end; empty without one.
+    memory: the branch that the others read, see `KVSpec.memory`.
     """
 
     handle: Handle
@@ -265,11 +270,16 @@ class KVRequest:
     grammar: Grammar | None = None
     session: str = ""
     lease_s: float = 0.0
+    memory: str | None = None
 
     @property
     def is_compiling(self) -> bool:
         """Whether its grammar is not compiled yet, so that nothing of it runs."""
         return self.grammar is not None and not self.grammar.is_ready
+
+    def memory_of(self, branch: Branch) -> Branch | None:
+        """Return the branch that another one reads as its memory, None without one."""
+        return self.branches[self.memory] if self.memory is not None and branch.name != self.memory else None
 
     def sequences(self) -> Iterator[Branch]:
         """Yield every cache of the request: each branch, then its candidates."""

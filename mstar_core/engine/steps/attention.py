@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class AttentionShape:
         return self.tokens if self.is_ragged else self.sequences * self.tokens
 
 
+_NO_MEMORY: Final = np.zeros((2, 0), dtype=np.int64)
+
+
 class PageLists(NamedTuple):
     """Pages in use. starts: int32 [n + 1]; pages: int32 [starts[n]]; last: int32 [n], tokens of the last page."""
 
@@ -51,6 +54,7 @@ class AttentionMetadata:
     page_rows: int64 [n], the row of each sequence in `tables`. lengths: int64 [n], tokens in the cache before.
     causal: bool [n], whether a token sees only those before it. writes: bool [n], whether the tokens are appended.
     tables: int32 [slots, max_pages], the page tables of all slots, not a copy.
+    memory: int64 [2, n], the row in `tables` and the tokens of the memory of each sequence; None without memories.
     """
 
     query_starts: np.ndarray
@@ -59,6 +63,7 @@ class AttentionMetadata:
     causal: np.ndarray
     writes: np.ndarray
     tables: np.ndarray
+    memory: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -70,6 +75,7 @@ class AttentionMetadata:
         *,
         causal: bool = True,
         writes: bool = True,
+        memory: np.ndarray | None = None,
     ) -> AttentionMetadata:
         """Return the metadata of sequences with one mask. counts: tokens of each sequence, or int64 [n]."""
         count = len(page_rows)
@@ -80,6 +86,7 @@ class AttentionMetadata:
             causal=_flags(count, causal),
             writes=_flags(count, writes),
             tables=tables,
+            memory=memory,
         )
 
     @classmethod
@@ -128,7 +135,13 @@ class AttentionMetadata:
             causal=self.causal[chosen],
             writes=self.writes[chosen],
             tables=self.tables,
+            memory=None if self.memory is None else self.memory[:, chosen],
         )
+
+    def of_memory(self) -> AttentionMetadata:
+        """Return the memories as sequences whose last token is the one that attends. Nothing is appended."""
+        rows, lengths = _NO_MEMORY if self.memory is None else self.memory
+        return AttentionMetadata.of(rows, lengths - 1, self.tables, writes=False)
 
     def tokens_of(self, chosen: np.ndarray) -> np.ndarray:
         """Return the packed tokens of some of the sequences, int64. chosen: bool [n]."""

@@ -21,7 +21,7 @@ def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray, decode: DecodePl
     if not passes:
         if decode is None:
             return AttentionMetadata.empty(tables)
-        return AttentionMetadata.of(decode.batch.slots, decode.lengths, tables)
+        return AttentionMetadata.of(decode.batch.slots, decode.lengths, tables, memory=decode.batch.memory)
     slots = np.array([planned.slot for planned in passes], dtype=np.int64)
     cached = np.array([planned.cached for planned in passes], dtype=np.int64)
     tokens = [planned.item_tokens for planned in passes]
@@ -30,11 +30,14 @@ def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray, decode: DecodePl
         before = [number * count for count, times in zip(tokens, often, strict=True) for number in range(times)]
         slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
         tokens = np.repeat(tokens, often).tolist()
+    memory = _memory(passes, often, decode)
     masks = [(planned.attend.mask == "causal", planned.attend.write) for planned in passes]
     if decode is None and masks.count(masks[0]) == len(masks):
         # The record keeps what it derives from one number of tokens for all sequences.
         counts = tokens[0] if min(tokens) == max(tokens) else np.array(tokens, dtype=np.int64)
-        return AttentionMetadata.of(slots, cached, tables, counts, causal=masks[0][0], writes=masks[0][1])
+        return AttentionMetadata.of(
+            slots, cached, tables, counts, causal=masks[0][0], writes=masks[0][1], memory=memory
+        )
     causal, writes = (np.repeat(flags, often) for flags in zip(*masks, strict=True))
     counts = np.array(tokens, dtype=np.int64)
     if decode is not None:
@@ -43,8 +46,22 @@ def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray, decode: DecodePl
         causal, writes = (np.concatenate([ones.astype(np.bool_), flags]) for flags in (causal, writes))
         counts = np.concatenate([ones, counts])
     return AttentionMetadata(
-        query_starts=starts_of(counts), page_rows=slots, lengths=cached, causal=causal, writes=writes, tables=tables
+        query_starts=starts_of(counts),
+        page_rows=slots,
+        lengths=cached,
+        causal=causal,
+        writes=writes,
+        tables=tables,
+        memory=memory,
     )
+
+
+def _memory(passes: Sequence[PassPlan], often: Sequence[int], decode: DecodePlan | None) -> np.ndarray | None:
+    """Return slot and tokens of the memory of each sequence, see AttentionMetadata."""
+    if any(planned.memory is None for planned in passes):
+        return None
+    memory = np.repeat(np.array([planned.memory for planned in passes], dtype=np.int64).T, often, axis=1)
+    return memory if decode is None else np.concatenate([decode.batch.memory, memory], axis=1)
 
 
 def host_positions(passes: Sequence[PassPlan]) -> np.ndarray:

@@ -29,7 +29,7 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     mask_rows: int32 [n], the place of each sequence among the constrained ones, -1 for one without a grammar; None if
     no sequence has one. reports: ports other than the id that the loops emit;
     to_host: those copied to the host. adapters: int64 [n], rows of LoRA adapters, -1 for a sequence without one; None
-    if no sequence has one.
+    if no sequence has one. memory: int64 [2, n], slot and tokens of the memory of each; None at a node without memory.
     """
 
     version: int
@@ -41,6 +41,7 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     reports: frozenset[str] = frozenset()
     to_host: frozenset[str] = frozenset()
     adapters: np.ndarray | None = None
+    memory: np.ndarray | None = None
 
 
 class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -101,6 +102,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     drawn: ids drawn before. forced: a known id to take instead, whose log-probability is reported; -1 for none.
     mask: int32 [words], a bit for each id that may be drawn; None: all may.
     loop: None outside loops. adapter: row of its LoRA adapter, -1 without one.
+    memory: slot and tokens of the memory that it reads, None without one.
     """
 
     slot: int
@@ -124,6 +126,7 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     mask: np.ndarray | None = None
     loop: LoopPlan | None = None
     adapter: int = -1
+    memory: tuple[int, int] | None = None
 
     @property
     def adjusts(self) -> bool:

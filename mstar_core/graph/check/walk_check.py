@@ -111,6 +111,9 @@ class WalkCheck:
             return
         if use.attend is not None and spec.engine is not KV_CACHE:
             self.problem(f"gives attend= to node {spec.name!r}, which keeps no cache", spec.name, "leave attend= out")
+        if use.suppress and (inside or spec.sampling is None):
+            where = "inside a loop" if inside else "which draws no ids"
+            self.problem(f"gives suppress= to {spec.name!r} {where}", spec.name, "use Sampling.suppress of the node")
         for port in use.inputs:
             if port in (CHUNK_FIRST, CHUNK_LAST):
                 if not any(loop.over is not None for loop in inside):

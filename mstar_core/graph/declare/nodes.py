@@ -95,6 +95,8 @@ class KVSpec:
     windows: by layer, the newest tokens that a token of a causal pass sees, itself included; 0 for all. Empty: every
     layer sees all. The cache keeps all tokens in either case.
     attached: outputs that are kept with the pages, because other nodes read them for cached tokens too.
+    memory: the branch that the module reads on all others by `attend_cross`, as the decoder of an encoder-decoder reads
+    its encoder. A pass on that branch fills it by `keep`; passes on others need it filled and never change it.
     """
 
     layers: int
@@ -106,6 +108,7 @@ class KVSpec:
     request_tokens: int = 1024
     windows: tuple[int, ...] = ()
     attached: tuple[Attachment, ...] = ()
+    memory: str | None = None
 
     def slots(self, requests: int) -> int:
         """Return the maximum number of caches for so many concurrent requests."""

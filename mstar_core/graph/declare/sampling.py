@@ -139,6 +139,10 @@ class SamplingParams(TextSampling):
         """Whether one of the parameters in ADJUSTING is on. They are off if they are zero or empty."""
         return any(getattr(self, name) for name in ADJUSTING)
 
+    def changed(self, values: Mapping[str, Any]) -> SamplingParams:
+        """Return these parameters with other values of some."""
+        return dataclasses.replace(self, **values)
+
 
 NAMES: Final = tuple(item.name for item in dataclasses.fields(TextSampling))
 """Names of all sampling parameters."""

@@ -65,12 +65,17 @@ StopRule = StopOn | StopWhen
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One use of a node in a walk: its input ports, the edges of its outputs and its attention."""
+    """One use of a node in a walk: its input ports, the edges of its outputs and its attention.
+
+    suppress: ids that this use never draws, beside `Sampling.suppress`. Not inside loops. To force a choice among few
+    ids, suppress all others.
+    """
 
     spec: NodeSpec
     inputs: tuple[str, ...] = ()
     outputs: tuple[Edge, ...] = ()
     attend: Attend | None = None
+    suppress: tuple[range, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -11,6 +12,7 @@ from typing import Any, Final, Literal
 from mstar_core.errors import GraphError, MstarError, did_you_mean
 from mstar_core.graph import PortType, Walk, graph_nodes, loops
 from mstar_core.graph.check.graph_check import walk_inputs
+from mstar_core.graph.declare.sampling import OFFERED
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample
@@ -49,6 +51,7 @@ def sample_request(spec: ModelSpec, sample: Sample) -> ProgramRequest:
         inputs={name: InputFact(name=name, shape=tuple(shape)) for name, shape in sample.inputs.items()},
         segments=tuple(segments),
         outputs=sample.outputs,
+        facts=sample.facts,
     )
 
 
@@ -124,8 +127,8 @@ def _answer(dry: DryRun, partition: Partition, step: Any) -> WalkResult | list[W
         case Run():
             return _run(dry, partition, step)
         case Fork(source=source, into=into):
-            for branch in (source, into):
-                _check_branch(dry.spec, partition, branch, "Fork")
+            for branch in (source, into) if source else (into,):
+                _check_branch(dry.spec, partition, branch, type(step).__name__)
             return None
         case list():
             return [_run(dry, partition, run) for run in step]
@@ -159,13 +162,25 @@ def _run(dry: DryRun, partition: Partition, run: Any) -> WalkResult:
         raise GraphError(f"{place} has rows={run.rows}", hint="at least 1", place=run.walk)
     counts = _check_limits(dry, walk, run, place)
     known = {port for use in graph_nodes(walk) for port in use.spec.ports}
-    for port in run.keep:
-        if port not in known:
-            raise GraphError(f"{place} keeps port {port!r}", hint=did_you_mean(port, known), place=run.walk)
+    for verb, ports in (("keeps", run.keep), ("reads", run.reads)):
+        for port in ports:
+            if port not in known:
+                raise GraphError(f"{place} {verb} port {port!r}", hint=did_you_mean(port, known), place=run.walk)
+    for name in run.sampling:
+        if name not in OFFERED:
+            raise GraphError(f"{place} sets sampling {name!r}", hint=did_you_mean(name, OFFERED), place=run.walk)
     kept = {port: Signal(port=port, key=next(dry.keys)) for port in run.keep}
     stops = any(loop.stop is not None for loop in loops(walk))
     reason = "done" if not counts else dry.ending if stops else "length"
-    return WalkResult(reason=reason, counts=counts, signals=kept)
+    values = {port: _dry_values(walk, port) for port in run.reads}
+    return WalkResult(reason=reason, counts=counts, signals=kept, values=values)
+
+
+def _dry_values(walk: Walk, port: str) -> tuple[int, ...]:
+    """Return zeros of the port's declared shape, one for each dimension that is not a number."""
+    spec = next(use.spec for use in graph_nodes(walk) if port in use.spec.ports)
+    sizes = (size if isinstance(size, int) else 1 for size in spec.port(port).shape)
+    return (0,) * math.prod(sizes)
 
 
 def _check_limits(dry: DryRun, walk: Walk, run: Run, place: str) -> dict[str, int]:
@@ -206,10 +221,10 @@ def _check_inputs(dry: DryRun, walk: Walk, run: Run, place: str) -> None:
     for name, value in run.inputs.items():
         if name not in ports:
             raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, ports), place=run.walk)
-        if not isinstance(value, InputFact | Segment | Signal):
+        if not isinstance(value, InputFact | Segment | Signal | tuple):
             raise GraphError(
                 f"{place}: input {name!r} is a {type(value).__name__}",
-                hint="pass a request input, a segment or a signal",
+                hint="pass a request input, a segment, a signal or a tuple of numbers",
                 place=run.walk,
             )
         if isinstance(value, Segment) and name not in value.inputs and len(value.inputs) != 1:

@@ -28,9 +28,10 @@ from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks, SignalRef, WalkDone, WorkFailed
 from mstar_core.plugin.check.dry_run import sample_request, sample_runs
 from mstar_core.plugin.params import param_specs
-from mstar_core.plugin.program import Fork, InputFact, Run, Segment, Signal
+from mstar_core.plugin.program import Fork, Run, RunInput, Segment, Signal
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport.dtypes import Array, storage
+from mstar_core.transport.message_parts import inline_numbers
 from mstar_core.transport.tensors import inline
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
@@ -205,11 +206,15 @@ class _WarmupRequest:
             branches=list(run.branches),
             sample=run.sample,
             keep=list(run.keep),
+            reads=list(run.reads),
+            sampling=dict(run.sampling),
             inputs={port: self._input(value, port, types[port]) for port, value in run.inputs.items()},
             forks=forks,
         )
 
-    def _input(self, value: InputFact | Segment | Signal, port: str, kind: PortType) -> RunInputRef:
+    def _input(self, value: RunInput, port: str, kind: PortType) -> RunInputRef:
+        if isinstance(value, tuple):
+            return inline_numbers(value)
         if isinstance(value, Signal):
             kept = [done.signals[value.port] for done in self.done.values() if value.port in done.signals]
             return SignalRef(key=kept[-1][0] if kept else -1, rank=self.rank)

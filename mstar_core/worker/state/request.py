@@ -73,7 +73,8 @@ class ActiveRun:
     """One run of one walk on this rank.
 
     values: stored values that a consumer still needs. flags: (first, last) of the chunk of each iteration.
-    signals: port -> key of the value that the program keeps. wanted: output ports that the engine returns, by task.
+    signals: port -> key of the value that the program keeps. read: numbers of the ports that it reads.
+    wanted: output ports that the engine returns, by task.
     fixed: inputs and numbers of every chunk of a stream loop. left_out: its first chunks, whose outputs the api has.
     totals: time of tasks inside loops, by node. contents: key of what determines the outputs of a task, by its address.
     drawn: ids that a journal counts, by the name of the loop or node. scores: log-probabilities of drawn ids that have
@@ -89,6 +90,7 @@ class ActiveRun:
     flags: dict[Iteration, tuple[bool, bool]] = field(default_factory=dict)
     cached_tokens: int = 0
     signals: dict[str, int] = field(default_factory=dict)
+    read: dict[str, list[int | float]] = field(default_factory=dict)
     wanted: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fixed: tuple[dict[str, Tensor], dict[str, float | int | bool]] = ({}, {})
     left_out: int = 0

@@ -14,6 +14,7 @@ from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX
 from mstar_core.graph.declare.walks import StopOn, StopWhen
 from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
 from mstar_core.graph.runtime.addresses import saved_input
+from mstar_core.plugin.program import MOST_READ
 from mstar_core.worker.state.request import ActiveRun, WorkerRequest, parameter_name
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> 
     A port that only feeds a stream whose reader takes no part in the request is not among them.
     """
     if task.index not in run.wanted:
-        kept = (port for port in run.message.keep if port in task.node.spec.ports)
+        message = run.message
+        kept = (port for port in (*message.keep, *message.reads) if port in task.node.spec.ports)
         leaving = (
             outlet.port
             for outlet in task.outlets
@@ -151,6 +153,15 @@ def saved_starts(
             inputs |= {saved_input(loop.name, port): read(ref) for port, ref in state.values.items()}
             firsts[loop.name] = state.iteration
     return inputs, firsts
+
+
+def numbers_of(port: str, tensor: Tensor) -> list[int | float]:
+    """Return the numbers of a value that a program reads. Raises EngineError for too many."""
+    if tensor.numel() > MOST_READ:
+        limit = f"a program reads at most {MOST_READ}"
+        raise EngineError(f"port {port!r} has {tensor.numel()} numbers", limit, "read a summary, or keep= the value")
+    numbers: list[int | float] = tensor.reshape(-1).tolist()
+    return numbers
 
 
 def described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:

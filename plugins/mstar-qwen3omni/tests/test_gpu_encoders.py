@@ -16,11 +16,11 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.warmup import run_warmup
+from mstar_core.families import mel
+from mstar_core.families.mel import LogMel
 from mstar_core.graph import STEP, from_param
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes, VocoderSizes
-from mstar_qwen3omni.encoders import mel
-from mstar_qwen3omni.encoders.mel import LogMel
 from mstar_qwen3omni.encoders.patches import places_of
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.vocoder import code2wav

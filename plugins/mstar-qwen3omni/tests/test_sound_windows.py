@@ -19,10 +19,10 @@ from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.families.mel import LogMel
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.processor import MediaPart, PromptRequest
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
-from mstar_qwen3omni.encoders.mel import LogMel
 from mstar_qwen3omni.plugin import spec
 from mstar_qwen3omni.request.sound_windows import sound_windows
 

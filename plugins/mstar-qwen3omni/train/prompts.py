@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from mstar_core.families.mel import LogMel
+from mstar_core.families.mel_tables import frames_of
 from mstar_core.plugin.chat.turns import Turn
 from mstar_qwen3omni.checkpoint.config import PATCH_FRAMES, OmniConfig
-from mstar_qwen3omni.encoders.mel import LogMel
 from mstar_qwen3omni.program import TALKER_POSITIONS, TALKER_TOKENS
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout
 from mstar_qwen3omni.request.images import grid_of, patches_of
 from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media
-from mstar_qwen3omni.request.mel_tables import frames_of
 from mstar_qwen3omni.request.segments import split
 from mstar_qwen3omni.request.tokenizer import read_tokenizer
 from mstar_qwen3omni.world import RATE, SIDE, Question, draw

@@ -12,6 +12,7 @@ import numpy as np
 
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import RequestError, WeightsError
+from mstar_core.families.tokenizer import TextTokenizer
 from mstar_core.plugin.chat.marks import encoded_with, with_marks
 from mstar_core.plugin.chat.template import ChatTemplate, function_of, message_of
 from mstar_core.plugin.chat.template_form import chat_format, named_tokens, read_template
@@ -20,7 +21,6 @@ from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.plain_text import ByteDetokenizer
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_llm.checkpoint.config import read_config
-from mstar_llm.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from mstar_llm.plugin import Params

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mstar_core.families.tokenizer import FILE
 from mstar_core.weights.files import checked_folder
 from mstar_core.weights.sources import HuggingFace, WeightHub, cached_checkpoint, cached_or_fetched, chosen_files
 from mstar_llm.checkpoint.config import CONFIG, read_config
-from mstar_llm.tokenizer import FILE
 
 if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mstar_core.families.tokenizer import FILE
 from mstar_core.plugin.chat.template_form import TEMPLATE, TOKENIZER_CONFIG
 from mstar_core.weights.sources import generated_checkpoint
 from mstar_llm.checkpoint.config import CONFIG, GENERATION, read_config
-from mstar_llm.tokenizer import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

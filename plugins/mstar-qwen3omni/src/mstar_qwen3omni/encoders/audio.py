@@ -17,10 +17,10 @@ from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
+from mstar_core.families.mel import LogMel
+from mstar_core.families.mel_tables import frames_of
 from mstar_core.layers.linear import join_with_biases
 from mstar_qwen3omni.encoders.blocks import add_norm
-from mstar_qwen3omni.encoders.mel import LogMel
-from mstar_qwen3omni.request.mel_tables import frames_of
 
 if TYPE_CHECKING:
     import numpy as np

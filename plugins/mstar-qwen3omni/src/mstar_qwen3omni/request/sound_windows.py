@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mstar_core.families.mel_tables import HOP, LEAST_POWER, LENGTH, RANGE, frames_of, mel_filters
 from mstar_core.plugin.processor import content_key
-from mstar_qwen3omni.request.mel_tables import HOP, LEAST_POWER, LENGTH, RANGE, frames_of, mel_filters
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,6 +1,6 @@
-"""Constants and tables of log-mel spectrograms, without torch. Used by the audio encoder and the processor.
+"""Constants and tables of log-mel spectrograms, without torch. Used by audio encoders and processors.
 
-Source: specification section 5, features.
+Source: features of Whisper, which other audio encoders take too.
 """
 
 from __future__ import annotations

@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_qwen3omni.encoders.mel import LogMel
-from mstar_qwen3omni.request.mel_tables import frames_of, hertz, mel_filters, mels
-
-from .encoder_cases import drawn
+from mstar_core.families.mel import LogMel
+from mstar_core.families.mel_tables import frames_of, hertz, mel_filters, mels
 
 LENGTHS = (48_321, 16_000, 5_000, 401, 160, 159, 0)
 FLOAT32 = 2e-5
 REFERENCE = 1e-4
 """The reference computes its DFT in float32."""
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    """Normal numbers of a shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def clip(samples: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Log-mel spectrograms of 16 kHz clips on the device of the audio encoder, for several clips at once.
 
-Source: specification section 5, features. Windowed DFT and sums are float64: ten bits more than float32 needs, because
-the logarithm spans eight decades of power.
+Source: features of Whisper, which other audio encoders take too. Windowed DFT and sums are float64: ten bits more than
+float32 needs, because the logarithm spans eight decades of power.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mstar_core.engine.transfers import upload
-from mstar_qwen3omni.request.mel_tables import HOP, LEAST_POWER, LENGTH, RANGE, frames_of, mel_filters, windowed_dft
+from mstar_core.families.mel_tables import HOP, LEAST_POWER, LENGTH, RANGE, frames_of, mel_filters, windowed_dft
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 MOST_FRAMES: Final = 65_536
-"""Frames of one pass over several clips, which bounds its memory: one tensor of it takes 0.2 GB."""
+"""Frames of one pass, which bounds its memory: one tensor of it takes 0.2 GB."""
 
 
 class LogMel(nn.Module):
@@ -52,9 +50,9 @@ class LogMel(nn.Module):
             return torch.zeros(len(clips), 0, self.bins, device=device)
         dft, filters = self._tables_on(device)
         pieces = self._padded(clips, (most - 1) * HOP + LENGTH).unfold(1, LENGTH, HOP)
-        real, imaginary = (pieces @ dft).square().chunk(2, dim=-1)
-        levels = ((real + imaginary) @ filters).clamp(min=LEAST_POWER).log10().float()
-        counts = upload(torch.tensor([frames_of(length) for length in lengths]), device)
+        parts = [_levels(part, dft, filters) for part in pieces.split(max(1, MOST_FRAMES // len(clips)), dim=1)]
+        levels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        counts = torch.tensor([frames_of(length) for length in lengths]).to(device, non_blocking=True)
         is_inside = (torch.arange(most, device=device) < counts[:, None])[:, :, None]
         loudest = levels.masked_fill(~is_inside, -math.inf).amax((1, 2), keepdim=True)
         return ((levels.maximum(loudest - RANGE) + 4.0) / 4.0).masked_fill(~is_inside, 0.0)
@@ -63,7 +61,7 @@ class LogMel(nn.Module):
         """Return clips with LENGTH / 2 mirrored samples on both sides: float64 [B, width]."""
         device, lengths = clips[0].device, [len(clip) for clip in clips]
         starts = np.cumsum([0, *lengths[:-1]])
-        sizes = upload(torch.from_numpy(np.array([lengths, starts], dtype=np.int64)), device)
+        sizes = torch.from_numpy(np.array([lengths, starts], dtype=np.int64)).to(device, non_blocking=True)
         last = (sizes[0] - 1)[:, None]
         period = (2 * last).clamp(min=1)
         place = (torch.arange(width, device=device) - LENGTH // 2).remainder(period)
@@ -77,3 +75,9 @@ class LogMel(nn.Module):
             dft, filters = torch.from_numpy(windowed_dft()), torch.from_numpy(mel_filters(self.bins))
             self._tables = dft.to(device), filters.to(device)
         return self._tables
+
+
+def _levels(pieces: Tensor, dft: Tensor, filters: Tensor) -> Tensor:
+    """Return the decimal logarithm of the power of each mel bin: float32 [B, frames, bins]."""
+    real, imaginary = (pieces @ dft).square().chunk(2, dim=-1)
+    return ((real + imaginary) @ filters).clamp(min=LEAST_POWER).log10().float()

@@ -1,0 +1,1 @@
+"""Whisper: speech to text, translation and timestamps, for recordings of any length."""

@@ -1,0 +1,1 @@
+"""Checkpoint files: sizes, token ids and the shipped miniature."""

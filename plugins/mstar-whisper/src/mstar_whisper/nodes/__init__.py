@@ -1,0 +1,1 @@
+"""Modules of the nodes: spectrogram, encoder, decoder, and the transcript of a window."""

@@ -1,0 +1,172 @@
+"""The decoder: token ids to logits, with attention over its own ids and over the encoder's states.
+
+One forward for prompts, decode, captured steps, and reviews of a finished text; run by the KV engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import nn
+
+from mstar_core.layers import Head, TokenEmbedding
+from mstar_whisper.nodes.alignment import alignment
+from mstar_whisper.nodes.layers import FeedForward, Projections
+from mstar_whisper.nodes.rules import Rules
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.layers.kv_view import MemoryView
+    from mstar_whisper.checkpoint.config import WhisperConfig
+
+ROWS: Final = 256
+"""Rows whose logits a review computes at once: their memory is that of a large decode step."""
+
+
+class DecoderLayer(FeedForward):
+    """Self-attention, attention over the memory, then an MLP."""
+
+    def __init__(self, config: WhisperConfig, layer: int) -> None:
+        super().__init__(config.width, config.decoder_mlp)
+        self._layer = layer
+        self.self_attn = Projections(config.width, config.decoder_heads)
+        self.self_attn_layer_norm = nn.LayerNorm(config.width)
+        self.encoder_attn = Projections(config.width, config.decoder_heads)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.width)
+
+    def forward(self, x: Tensor, kv: MemoryView, queries: list[Tensor] | None = None) -> Tensor:
+        """Return the layer's output, [T, width]. queries: takes those of the attention over the memory."""
+        normed = self.self_attn_layer_norm(x)
+        attended = kv.attend(self._layer, self.self_attn.queries(normed), *self.self_attn.keys_and_values(normed))
+        x = x + self.self_attn.out(attended)
+        query = self.encoder_attn.queries(self.encoder_attn_layer_norm(x))
+        if queries is not None:
+            queries.append(query)
+        return self.after_attention(x + self.encoder_attn.out(kv.attend_cross(self._layer, query)))
+
+    def remember(self, states: Tensor, kv: MemoryView) -> None:
+        """Store the keys and values of encoder states, [T, width]."""
+        kv.keep(self._layer, *self.encoder_attn.keys_and_values(states))
+
+
+class Decoder(nn.Module):
+    """Token ids to hidden states."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.embed_tokens = TokenEmbedding(config.vocab, config.width)
+        self.embed_positions = nn.Embedding(config.positions, config.width)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
+        self.layer_norm = nn.LayerNorm(config.width)
+
+    @property
+    def stack(self) -> list[DecoderLayer]:
+        """The layers, in order."""
+        return cast("list[DecoderLayer]", list(self.layers))
+
+    def forward(self, tokens: Tensor, positions: Tensor, kv: MemoryView, queries: list[Tensor] | None = None) -> Tensor:
+        """Return [T, width]. tokens, positions: int64 [T], all sequences of the step packed."""
+        x = self.embed_tokens(tokens) + self.embed_positions(positions)
+        for layer in self.layers:
+            x = layer(x, kv, queries)
+        hidden: Tensor = self.layer_norm(x)
+        return hidden
+
+
+class SpeechDecoder(nn.Module):
+    """The node of the decoder. Weights that only draws use are those of the embedding."""
+
+    head_ports = ("rules",)
+    host_outputs = ("summary",)
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.decoder = Decoder(config)
+        self.head_layer = Head(config.width, config.vocab, self.decoder.embed_tokens)
+        self.rules = Rules(config.ids, config.vocab)
+
+    def forward(
+        self,
+        *,
+        kv: MemoryView,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        token: Tensor | None = None,
+        marks: Tensor | None = None,
+        states: Tensor | None = None,
+        written: Tensor | None = None,
+        review: Tensor | None = None,
+        sound: Tensor | None = None,
+    ) -> dict[str, Tensor | list[Tensor]]:
+        """Run one kind of pass over T packed tokens.
+
+        tokens: a prompt. token, marks: one id of each sequence, see `Rules`. states: [T, width] of the encoder, to
+        remember. written, review, sound: a prompt with its text, then see `_review`.
+        """
+        if states is not None:
+            for layer in self.decoder.stack:
+                layer.remember(states, kv)
+            return {}
+        if written is not None:
+            assert review is not None
+            return self._review(kv, positions, written, review, sound)
+        if token is not None and marks is not None:
+            marks = self.rules.after(marks, token)
+            return {"hidden": self.decoder(token, positions, kv), "rules": marks, "marks": marks}
+        ids = tokens if tokens is not None else token
+        assert ids is not None
+        return {"hidden": self.decoder(ids, positions, kv), "rules": self.rules.of_prompt(ids)}
+
+    def head(self, hidden: Tensor, *, rules: Tensor) -> Tensor:
+        """Return logits [n, vocab], float32, without the ids that the rules forbid. rules: marks [n, 5]."""
+        return self.rules.constrained(self.head_layer(hidden), rules)
+
+    def _review(
+        self, kv: MemoryView, positions: Tensor, written: Tensor, review: Tensor, sound: Tensor | None
+    ) -> dict[str, Tensor | list[Tensor]]:
+        """Return {"summary": float32 [items, 2], "weights": [ids, frames] each}.
+
+        review: int64 [items, 4]: first id of the text, form (see `Rules`), frames of sound, place of the start id.
+        sound: [items, states, width] of the encoder. summary: log-probability of the text, probability of silence.
+        """
+        queries: list[Tensor] | None = None if sound is None else []
+        hidden = self.decoder(written, positions, kv, queries)
+        item = (positions == 0).cumsum(0) - 1
+        place = positions - review[item, 0]
+        scores = self._scores(hidden, written, self.rules.of_written(written, item, place, review[item, 1]))
+        total = hidden.new_zeros(len(review), dtype=torch.float32)
+        total = total.index_add(0, item, torch.where(place >= 0, scores, 0.0))
+        numbers = torch.arange(len(review), device=item.device)
+        firsts = torch.searchsorted(item, numbers)
+        silence = self.head_layer(hidden[firsts + review[:, 3]]).float().softmax(-1)[:, self._config.ids.no_speech]
+        outputs: dict[str, Tensor | list[Tensor]] = {"summary": torch.stack([total, silence], dim=-1)}
+        if queries is not None and sound is not None:
+            ends = [*firsts[1:].tolist(), len(written)]
+            parts = zip(firsts.tolist(), ends, review.tolist(), sound, strict=True)
+            # The last id is the end, which no step has read.
+            outputs["weights"] = [
+                self._alignment([query[first + begin : last - 1] for query in queries], states, frames)
+                for first, last, (begin, _, frames, _), states in parts
+            ]
+        return outputs
+
+    def _scores(self, hidden: Tensor, ids: Tensor, marks: Tensor) -> Tensor:
+        """Return the log-probability of each id after the row before it, [T]. marks: before each id, [T, 5]."""
+        scores = [hidden.new_zeros(1, dtype=torch.float32)]
+        for at in range(1, len(ids), ROWS):
+            part = slice(at, min(at + ROWS, len(ids)))
+            logits = self.head(hidden[part.start - 1 : part.stop - 1], rules=marks[part])
+            scores.append(logits.log_softmax(-1).gather(-1, ids[part, None])[:, 0])
+        return torch.cat(scores)
+
+    def _alignment(self, queries: list[Tensor], states: Tensor, frames: int) -> Tensor:
+        """Return what each id listens to, [ids, states that hold sound]."""
+        heads = []
+        for layer, head in self._config.alignment:
+            keys, _ = self.decoder.stack[layer].encoder_attn.keys_and_values(states)
+            scores = queries[layer][:, head].float() @ keys[:, head].float().T
+            heads.append((scores * self._config.head_dim**-0.5).softmax(-1))
+        return alignment(torch.stack(heads)[..., : frames // 2], self._config.median_width)

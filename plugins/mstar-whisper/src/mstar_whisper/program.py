@@ -1,0 +1,172 @@
+"""Program of a transcription: windows in order, each decoded again at a higher temperature while its text is poor.
+
+The order of decisions is that of `transformers`, so that segments agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mstar_core.plugin import ProgramRequest, Reset, Run, Signal, WalkResult
+from mstar_core.plugin.program import ProgramGenerator
+from mstar_whisper.text.segments import STEP_S, compression, split
+
+MEMORY: Final = "memory"
+"""Cache branch with the encoder states of the window."""
+
+RAISED: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Temperatures of further attempts."""
+
+CALM: Final = 0.5
+"""Temperature below which a text may be the context of the next window."""
+
+Steps = Generator[Any, Any, Any]
+
+
+@dataclass(slots=True)
+class Window:
+    """One attempt at a window. ids: drawn, with the end if it was drawn. prompt: ids before them."""
+
+    prompt: tuple[int, ...]
+    ids: list[int]
+    temperature: float
+    mean: float = 0.0
+    no_speech: float = 0.0
+    ratio: float = 0.0
+    weights: Signal | None = None
+
+
+def transcribe(request: ProgramRequest) -> ProgramGenerator:
+    """Transcribe every window. See `Inputs.facts` of the processor for what a program knows of the checkpoint."""
+    facts, params = request.facts, request.params
+    ids, seek, heard, spoken = facts["ids"], 0, None, list[int]()
+    silent: dict[str, Any] = {"branches": (MEMORY,), "sample": False}
+    wants_words = params.words and "segments" in request.outputs
+    language = facts["language"]
+    while seek < facts["frames"]:
+        frames = min(facts["frames"] - seek, facts["window"])
+        keep = ("states",) if wants_words else ()
+        if heard is None:
+            listen = Run("first", pcm=request.inputs["pcm"], start=(0,), keep=("mel", *keep), **silent)
+        else:
+            yield Reset(MEMORY)
+            listen = Run("listen", mel=heard, start=(seek,), keep=keep, **silent)
+        runs = [listen]
+        if language is None:
+            yield Reset()
+            detect = Run("detect", tokens=(ids["start"],), reads=("token",), sampling={"temperature": 0.0})
+            answers = yield [listen, detect]
+            language, runs = int(answers[1].values["token"][0]), []
+            heard = answers[0].signals["mel"] if heard is None else heard
+            states = answers[0].signals.get("states")
+        prompt = _prompt(request, language, spoken)
+        window = None
+        for temperature in _temperatures(params):
+            yield Reset()
+            answers = yield [*runs, *_draw(request, prompt, temperature)]
+            if runs:
+                heard = answers[0].signals["mel"] if heard is None else heard
+                states = answers[0].signals.get("states")
+            window = Window(prompt, _drawn(answers[-2:]), temperature)
+            runs = []
+            if params.fallback or "segments" in request.outputs:
+                yield from _review(request, window, frames, states)
+            if not (params.fallback and _is_poor(params, window)):
+                break
+        assert window is not None
+        written = window.ids[:-1] if window.ids and window.ids[-1] == ids["end"] else window.ids
+        if params.fallback and _is_silent(params, window):
+            seek += frames
+            continue
+        spans, step = split(written, ids["first_time"], frames)
+        kept = written[: spans[-1].last]
+        yield _tell(request, window, kept, seek, frames, language)
+        if params.condition_on_previous and window.temperature < CALM:
+            spoken += [id for span in spans for id in _closed(written[span.first : span.last], ids["first_time"])]
+        elif params.condition_on_previous:
+            spoken = []
+        # A window whose only timestamp is its start would never end.
+        seek += step or frames
+
+
+def _temperatures(params: Any) -> tuple[float, ...]:
+    further = tuple(each for each in RAISED if each > params.temperature) if params.fallback else ()
+    return (params.temperature, *further)
+
+
+def _is_timed(request: ProgramRequest) -> bool:
+    return bool(request.params.timestamps) or request.facts["frames"] > request.facts["window"]
+
+
+def _prompt(request: ProgramRequest, language: int, spoken: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids that a window's text follows: earlier text, then start, language, task and form."""
+    facts, ids = request.facts, request.facts["ids"]
+    before = [*facts["prompt"], *spoken][-(facts["positions"] // 2 - 1) :] if facts["prompt"] or spoken else []
+    task = [ids[request.params.task]] if ids[request.params.task] is not None else []
+    start = [ids["start"], *([language] if ids["languages"] else []), *task]
+    form = [] if _is_timed(request) else [ids["no_times"]]
+    return (*([ids["previous"], *before] if before else []), *start, *form)
+
+
+def _draw(request: ProgramRequest, prompt: tuple[int, ...], temperature: float) -> list[Run]:
+    """Return the runs that draw a window's ids. Only final ids are emitted, so a request with fallback emits none."""
+    aloud = "_aloud" if request.params.incremental and not request.params.fallback else ""
+    room = min(request.params.max_output_tokens, request.facts["positions"] - len(prompt))
+    sampling, marks = {"temperature": temperature}, (0, 0, 0, 0, int(_is_timed(request)))
+    return [
+        Run(f"prompt{aloud}", tokens=prompt, reads=("token",), sampling=sampling),
+        Run(f"write{aloud}", marks=marks, max_iters=room - 1, reads=("token",), sampling=sampling),
+    ]
+
+
+def _drawn(answers: Sequence[WalkResult]) -> list[int]:
+    first, rest = answers[0].values["token"], answers[1].values.get("token", ())
+    return [int(number) for number in (*first[-1:], *rest)]
+
+
+def _review(request: ProgramRequest, window: Window, frames: int, states: Signal | None) -> Steps:
+    """Read a window's ids again in one pass: their probability, that of silence, and what each of them listens to."""
+    begin = len(window.prompt)
+    starts = window.prompt.index(request.facts["ids"]["start"])
+    review = (begin, int(_is_timed(request)), frames, starts)
+    sounds: dict[str, Any] = {"sound": states} if states is not None else {}
+    yield Reset()
+    answer = yield Run(
+        "review",
+        written=(*window.prompt, *window.ids),
+        review=review,
+        reads=("summary",),
+        keep=("weights",) if sounds else (),
+        sample=False,
+        **sounds,
+    )
+    total, window.no_speech = answer.values["summary"]
+    window.mean = total / max(1, len(window.ids))
+    window.ratio = compression(window.ids, request.facts["vocab"])
+    window.weights = answer.signals.get("weights")
+
+
+def _is_poor(params: Any, window: Window) -> bool:
+    is_doubtful = window.mean < params.logprob_threshold
+    return (is_doubtful or window.ratio > params.compression_threshold) and not _is_silent(params, window)
+
+
+def _is_silent(params: Any, window: Window) -> bool:
+    return bool(window.mean < params.logprob_threshold and window.no_speech > params.no_speech_threshold)
+
+
+def _tell(request: ProgramRequest, window: Window, ids: Sequence[int], seek: int, frames: int, language: int) -> Run:
+    """Return the run that emits a window's ids, and its record for segments; see `text.record`."""
+    start_s = seek / 2 * STEP_S
+    scores = (window.temperature, window.mean, window.ratio, window.no_speech)
+    record = (start_s, float(frames), *scores, float(language), float(len(ids)))
+    weights: dict[str, Any] = {"weights": window.weights} if window.weights is not None else {}
+    aloud = request.params.incremental and not request.params.fallback
+    return Run("tell_record" if aloud else "tell", ids=tuple(ids), record=record, **weights)
+
+
+def _closed(ids: Sequence[int], first_time: int) -> Sequence[int]:
+    """Return the ids of a segment without the second of two timestamps at its end."""
+    return ids[:-1] if len(ids) > 2 and ids[-2] >= first_time else ids

@@ -1,0 +1,1 @@
+"""Checkpoint files: the generated tiny checkpoint, and the official weights."""
