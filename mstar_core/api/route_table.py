@@ -39,6 +39,7 @@ from mstar_core.api.routes.deployment import (
 from mstar_core.api.routes.generate import generate
 from mstar_core.api.routes.images import image, image_edit
 from mstar_core.api.routes.realtime import client_secret, realtime
+from mstar_core.api.routes.realtime_calls import SDP, hang_up, realtime_call
 from mstar_core.api.routes.request_state import cancel, end_session, events, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
@@ -482,6 +483,30 @@ ROUTES: Final = (
         summary="Conversations in text and sound",
         takes=("WebSocket",),
         gives=(JSON,),
+    ),
+    HttpRoute(
+        method="POST",
+        path="/v1/realtime/calls",
+        handler=realtime_call,
+        name="realtime_call",
+        needs=("chat", "speech"),
+        reads_body=True,
+        is_open=True,  # the handler checks the key, which may be a client secret
+        has_parameters=False,
+        summary="Conversations over WebRTC: an SDP offer in, its answer out",
+        takes=(FORM, SDP),
+        gives=(SDP,),
+        errors=(400, 401, 404, 408, 413, 415, 429, 503),
+    ),
+    HttpRoute(
+        method="POST",
+        path="/v1/realtime/calls/<call_id:str>/hangup",
+        handler=hang_up,
+        name="realtime_hangup",
+        needs=("chat", "speech"),
+        summary="End a call",
+        gives=("text/plain",),
+        errors=(401, 404),
     ),
     HttpRoute(
         method="POST",

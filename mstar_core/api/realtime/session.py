@@ -6,19 +6,41 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mstar_core.api.errors import Stalled
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.http.websocket import GOING_AWAY, NORMAL, WebSocket
+from mstar_core.api.http.websocket import GOING_AWAY, NORMAL
 from mstar_core.api.realtime.event_log import SentEvents
 from mstar_core.api.realtime.history import new_id
+from mstar_core.api.realtime.settings import RealtimeSettings
 from mstar_core.api.realtime.wire.dialect import RealtimeDialect
 from mstar_core.errors import MstarError, TimedOut, Unavailable
 from mstar_core.messages.telemetry import REALTIME, SessionNews
 
 CLOSE_S: Final = 5.0
 """Longest wait for a client to read why its session ends."""
+
+
+class EventChannel(Protocol):
+    """A connection of a session: a WebSocket, or a WebRTC call."""
+
+    @property
+    def is_closed_by_client(self) -> bool:
+        """Return whether the client has ended it."""
+        ...
+
+    async def receive(self) -> bytes | str:
+        """Return the next event. Raises CancelledError at the end of the connection."""
+        ...
+
+    async def send(self, message: str) -> None:
+        """Send an event. Raises Stalled if the client does not read."""
+        ...
+
+    async def close(self, reason: str, code: int = NORMAL) -> None:
+        """Close the connection."""
+        ...
 
 
 class RealtimeSession:
@@ -41,9 +63,9 @@ class RealtimeSession:
         }
         self._dialect = RealtimeDialect(exchange, self.sent, facts, patch)
         self._serving: asyncio.Task[Any] | None = None
-        self._socket: WebSocket | None = None
+        self._socket: EventChannel | None = None
 
-    async def serve(self, exchange: Exchange, socket: WebSocket) -> bool:
+    async def serve(self, exchange: Exchange, socket: EventChannel) -> bool:
         """Serve a connection until it ends, and return whether the session ends with it.
 
         It does not if another connection has replaced this one, or if the connection was lost.
@@ -69,6 +91,11 @@ class RealtimeSession:
             if self._serving is task:
                 self._serving = None
         return True
+
+    @property
+    def settings(self) -> RealtimeSettings:
+        """Return the current settings."""
+        return self._dialect.conversation.settings
 
     @property
     def is_connected(self) -> bool:
@@ -99,7 +126,7 @@ class RealtimeSession:
             await self._finish(self._socket, stops, GOING_AWAY)
         await self._dialect.conversation.close()
 
-    async def _read(self, socket: WebSocket) -> None:
+    async def _read(self, socket: EventChannel) -> None:
         while True:
             left = self._ends - self._clock()
             try:
@@ -112,14 +139,14 @@ class RealtimeSession:
             await self._dialect.handle(message)
             await asyncio.sleep(0)  # events that wait already would starve other sessions
 
-    async def _write(self, exchange: Exchange, socket: WebSocket) -> None:
+    async def _write(self, exchange: Exchange, socket: EventChannel) -> None:
         try:
             while True:
                 await socket.send((await self.sent.next()).decode())
         except Stalled:
             exchange.abort(drops=True)
 
-    async def _finish(self, socket: WebSocket, error: MstarError, close_code: int = NORMAL) -> None:
+    async def _finish(self, socket: EventChannel, error: MstarError, close_code: int = NORMAL) -> None:
         """Send an error as the last event, and close the connection with its code as the reason."""
         self._dialect.end(error)
         with suppress(TimeoutError):

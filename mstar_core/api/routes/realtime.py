@@ -34,7 +34,7 @@ SECRET_S: Final = 600.0
 async def realtime(exchange: Exchange) -> HTTPResponse | None:
     """Serve one connection. Refusals before the handshake are plain HTTP responses."""
     service, limits = exchange.service, exchange.limits
-    secret = _authorize(exchange)
+    secret = authorize(exchange)
     problem = service.link.deployment.problem()
     if problem is not None:
         raise problem
@@ -78,7 +78,7 @@ def _resumed(exchange: Exchange, query: Mapping[str, str]) -> RealtimeSession:
     return session
 
 
-def _authorize(exchange: Exchange) -> ClientSecret | None:
+def authorize(exchange: Exchange) -> ClientSecret | None:
     """Check the key, which may be a client secret; browsers send it as a subprotocol. Raises Unauthorized."""
     service, api = exchange.service, exchange.limits
     headers: Mapping[str, str] = exchange.request.headers

@@ -1,0 +1,1 @@
+"""Realtime sessions over WebRTC: sound by tracks, events by a data channel. Needs `mstarctl[webrtc]`."""
