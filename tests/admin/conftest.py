@@ -34,6 +34,7 @@ from mstar_core.supervisor.hosts.hosts import OtherHosts
 from mstar_core.supervisor.operations.operation import Operation
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
+from tests.fakes.tls import NO_AUTHORITIES
 
 
 class FakeLog:
@@ -246,7 +247,7 @@ async def serving(*, blocked_s: float = 30.0, gid: int | None = None) -> AsyncIt
     server = AdminServer(deployment, bind_admin(path, gid), gid, NdjsonStreams(blocked_s))
     await server.start()
     try:
-        transport = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
+        transport = httpx.AsyncHTTPTransport(uds=str(path), verify=NO_AUTHORITIES)
         async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=60) as client:
             yield Admin(deployment, client, path)
     finally:

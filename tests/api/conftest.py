@@ -26,6 +26,7 @@ from mstar_core.transport import KEYS_FILE, RemoteAccess, write_keys
 from tests.fakes.conductor import FakeDeployment, Script
 from tests.fakes.kept_pool import KeptProcess
 from tests.fakes.speech_model import SPEC
+from tests.fakes.tls import NO_AUTHORITIES
 
 LIMIT_S = 60.0
 """Time-out for events that are immediate on an idle machine; generous, because a busy machine may stall for seconds."""
@@ -117,7 +118,7 @@ async def running(
         try:
             await process.start()
             url = f"http://127.0.0.1:{process.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S, verify=False) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S, verify=NO_AUTHORITIES) as client:
                 api = Api(process, fake, client, url)
                 await fake.until(lambda: bool(fake.received))
                 if ready:

@@ -13,6 +13,7 @@ import httpx
 from mstar_core.plugin.spec import ModelSpec
 from tests.api.conftest import LIMIT_S, Api, running
 from tests.fakes.conductor import Script
+from tests.fakes.tls import NO_AUTHORITIES
 
 
 class LiveApi:
@@ -20,7 +21,7 @@ class LiveApi:
 
     def __init__(self, api: Api, loop: asyncio.AbstractEventLoop) -> None:
         self.url = api.url
-        self.client = httpx.Client(base_url=api.url, timeout=LIMIT_S, verify=False)
+        self.client = httpx.Client(base_url=api.url, timeout=LIMIT_S, verify=NO_AUTHORITIES)
         self._api = api
         self._loop = loop
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import httpx
 
+from tests.fakes.tls import NO_AUTHORITIES
+
 LIMIT_S: Final = 120.0
 SURE: Final = {"temperature": 0, "repetition_penalty": 1, "noise": "off", "ignore_eos": True}
 """Parameters with which the audio depends on the prompt only."""
@@ -67,7 +69,7 @@ def request(**params: Any) -> dict[str, Any]:
 def new_client(url: str) -> httpx.AsyncClient:
     """Return a client with a time-out, without a limit on connections, and without certificates, which take 17 ms."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=url, timeout=LIMIT_S, limits=limits, verify=False)
+    return httpx.AsyncClient(base_url=url, timeout=LIMIT_S, limits=limits, verify=NO_AUTHORITIES)
 
 
 async def speak(

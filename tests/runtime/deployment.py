@@ -23,6 +23,7 @@ from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, Ra
 from mstar_core.config.resolved import ApiConfig, KVCacheConfig
 from mstar_core.host.run_dir import RunDirectory
 from tests.fakes.ports import free_port
+from tests.fakes.tls import NO_AUTHORITIES
 
 REPO: Final = Path(__file__).resolve().parents[2]
 START_S: Final = 90.0
@@ -292,7 +293,7 @@ class Deployment:
 
     def _asked(self, path: str, method: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         # Without `verify`, each client would read the certificates of all authorities: 17 ms, and tests poll.
-        transport = httpx.HTTPTransport(uds=str(self.run.admin_socket), verify=False)
+        transport = httpx.HTTPTransport(uds=str(self.run.admin_socket), verify=NO_AUTHORITIES)
         with httpx.Client(transport=transport, timeout=END_S) as client:
             answer = client.request(method, f"http://admin{path}", json=body)
             answer.raise_for_status()

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mstar_core.observe.frames import Frame, RequestStatus
 from mstar_core.observe.metrics import FAMILIES, SUFFIXES
 from mstarctl.client.store import Store, decode
+from tests.fakes.tls import NO_AUTHORITIES
 from tests.runtime.client import SURE, Heard, Streams, request
 from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
 
@@ -35,7 +36,7 @@ async def ask(deployment: Deployment, path: str, method: str = "GET") -> Any:
 
 async def follow(deployment: Deployment, store: Store, is_watching: asyncio.Event) -> RequestStatus:
     """Apply frames until a request has finished, and give it as it was then: it leaves the view a moment later."""
-    transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket), verify=False)
+    transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket), verify=NO_AUTHORITIES)
     async with asyncio.timeout(LIMIT_S), httpx.AsyncClient(transport=transport, timeout=LIMIT_S) as client:
         async with client.stream("GET", "http://admin/v1/watch?hz=10") as response:
             rest = b""
@@ -158,7 +159,7 @@ async def test_a_request_in_flight_is_shown_at_its_node_and_can_be_cancelled(dep
 
 async def test_a_log_level_reaches_the_processes(deployment: Deployment) -> None:
     def set_level() -> Any:
-        transport = httpx.HTTPTransport(uds=str(deployment.run.admin_socket), verify=False)
+        transport = httpx.HTTPTransport(uds=str(deployment.run.admin_socket), verify=NO_AUTHORITIES)
         with httpx.Client(transport=transport, base_url="http://admin", timeout=LIMIT_S) as client:
             return client.post("/v1/log-level", json={"level": "WARNING", "children": ["conductor"]}).json()
 
@@ -168,7 +169,7 @@ async def test_a_log_level_reaches_the_processes(deployment: Deployment) -> None
 
 async def pages(deployment: Deployment) -> tuple[dict[str, float], dict[str, float]]:
     """Samples of the api's /metrics and of the admin socket's, by name and labels."""
-    transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket), verify=False)
+    transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket), verify=NO_AUTHORITIES)
     async with (
         httpx.AsyncClient(timeout=LIMIT_S) as api,
         httpx.AsyncClient(transport=transport, timeout=LIMIT_S) as admin,
