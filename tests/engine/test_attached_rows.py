@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device_state.attached_rows import AttachedRows
 from mstar_core.engine.device_state.page_store import PageStore
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.check.graph_check import check_graph
-from mstar_core.graph.declare.nodes import CLIENT, Attachment, KVSpec
+from mstar_core.graph.declare.nodes import CLIENT, Attachment, EngineHints, KVSpec
 from mstar_core.graph.declare.walks import GraphEdge, GraphNode
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
 
@@ -99,6 +100,21 @@ def test_rows_come_back_with_the_pages(budget: int, lookahead: int) -> None:
     check(third, (5, 6))
     assert all(torch.equal(mine, before) for mine, before in zip(third[1], second[1], strict=True))
     assert third[2][:4] == [BEFORE, MEDIA, AFTER, MEDIA]
+
+
+def test_rows_of_steps_of_fixed_shape() -> None:
+    """The first pass of a kind is not of fixed shape; later ones are, as on a GPU, where they are captured."""
+    fixed = replace(ATTACHED, hints=EngineHints(capture_prompts=(16, 64)))
+    engine = make_engine(spec=fixed, graphs=CaptureSizes(decode=(1, 8, 16), prefill=(16, 64)))
+    ask(engine, 1, (5,), wants=False)
+    while engine.idle():
+        pass
+    before = engine.counters()["prefill_misses"]
+    assert ask(engine, 2, (6, 7), wants=False)[1] == []
+    assert engine.counters()["prefill_misses"] == before
+    got = ask(engine, 3, (6, 7))
+    check(got, (6, 7))
+    assert got[2][:4] == [BEFORE, MEDIA, AFTER, MEDIA]
 
 
 def test_a_request_that_did_not_want_rows_has_left_them() -> None:
