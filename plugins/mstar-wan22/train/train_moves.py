@@ -1,6 +1,6 @@
 """Train `wan22:mini`: an autoencoder of short videos, then a text encoder and a transformer on its latents.
 
-    python train_moves.py FOLDER [--vae-s 230] [--flow-s 200] [--start FOLDER]
+    python train_moves.py FOLDER [--vae-s 230] [--flow-s 200] [--polish-s 240] [--start FOLDER]
 
 With --start it continues from the weights of an earlier run.
 Writes a checkpoint in the official layout, with the weights as bfloat16, and `train.json` with the figures.
@@ -24,7 +24,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mstar_core.parallel.shards import WHOLE
 from mstar_wan22 import moves
-from mstar_wan22.checkpoint.config import HIGH, TEXT, VAE, Sizes, TextSizes, TransformerSizes, VaeSizes
+from mstar_wan22.checkpoint.config import HIGH, TEXT, VAE, Sizes, TextSizes, TransformerSizes, VaeSizes, read_sizes
 from mstar_wan22.checkpoint.weights import load
 from mstar_wan22.nodes import transformer
 from mstar_wan22.nodes.media import levels
@@ -57,6 +57,9 @@ SIZES: Final = Sizes(
 )
 DROPPED: Final = 0.12
 """Share of texts that are replaced by a negative prompt, for guidance."""
+
+POLISHED: Final = 640
+"""Videos of the decoder's last stage."""
 
 WITH_IMAGE: Final = 0.3
 """Share of videos whose first frame is given."""
@@ -92,9 +95,9 @@ class Clock:
 
     def rate(self) -> float | None:
         """Return the rate of the next step, None after the end."""
-        done = (time.process_time() - self._start) / self._seconds
-        if done >= 1:
+        if time.process_time() - self._start >= self._seconds:
             return None
+        done = (time.process_time() - self._start) / self._seconds
         self.steps += 1
         return self._rate * min(1.0, self.steps / 50) * 0.5 * (1 + float(np.cos(np.pi * done)))
 
@@ -251,6 +254,30 @@ def train_flow(
     return text, network, {"steps": clock.steps, "loss": round(smooth, 5)}
 
 
+def polish(seconds: float, train: list[moves.Move], encoder: Encoder, decoder: Decoder, std: Tensor) -> dict[str, Any]:
+    """Train the decoder alone on latents with noise, so that the transformer stays valid."""
+    chance = random.Random(SEED + 4)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for _ in range(POLISHED // 16):
+            batch = videos(chance.choices(train, k=16), chance)
+            pairs += list(zip(encoded(encoder, batch), batch, strict=True))
+    parameters = list(decoder.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=0, weight_decay=1e-4, betas=(0.9, 0.98))
+    clock, smooth, wide = Clock(seconds, 2e-3), 0.03, std.view(1, -1, 1, 1, 1)
+    while (rate := clock.rate()) is not None:
+        chosen = chance.choices(pairs, k=4)
+        mean, batch = (torch.stack(each) for each in zip(*chosen, strict=True))
+        shown = decoded(decoder, mean + 0.1 * wide * torch.randn_like(mean))
+        weight = 1 + 4 * ((batch - BACKDROP).abs().amax(1, keepdim=True) > 0.1)
+        loss = (weight * (shown - batch).square()).mean()
+        step(optimizer, loss, rate, parameters)
+        smooth = 0.98 * smooth + 0.02 * loss.item()
+        if clock.steps % 100 == 0:
+            print(f"decoder step {clock.steps}: loss {smooth:.5f}", flush=True)
+    return {"steps": clock.steps, "loss": round(smooth, 6)}
+
+
 @torch.no_grad()
 def _pool(encoder: Encoder, train: list[moves.Move], mean: Tensor, std: Tensor) -> list[tuple[moves.Move, Tensor]]:
     """Return normalised latents of many videos, encoded once."""
@@ -262,24 +289,30 @@ def _pool(encoder: Encoder, train: list[moves.Move], mean: Tensor, std: Tensor) 
     return pool
 
 
-def train(folder: Path, vae_s: float, flow_s: float, start: Path | None = None) -> dict[str, Any]:
-    """Train both stages and write the checkpoint. Returns the figures."""
+def train(folder: Path, seconds: tuple[float, float, float], start: Path | None = None) -> dict[str, Any]:
+    """Train all stages and write the checkpoint. Returns the figures."""
+    vae_s, flow_s, polish_s = seconds
     torch.manual_seed(SEED)
     short_texts()
     seen, _ = moves.split(SPLIT_SEED)
     write_configs(folder, SIZES, moves.words())
     encoder, decoder, first = train_vae(vae_s, seen, start)
-    mean, std = normalisation(encoder, seen)
+    if start is not None and not vae_s:
+        known = read_sizes(start).vae
+        mean, std = torch.tensor(known.mean), torch.tensor(known.std)
+    else:
+        mean, std = normalisation(encoder, seen)
     rounded = [tuple(round(value, 5) for value in each.tolist()) for each in (mean, std)]
     sizes = replace(SIZES, vae=replace(SIZES.vae, mean=rounded[0], std=rounded[1]))
     write_configs(folder, sizes, moves.words())
     text, network, second = train_flow(flow_s, seen, encoder, (mean, std), PromptTokenizer(folder), start)
+    third = polish(polish_s, seen, encoder, decoder, std)
     tensors = {TEXT: text.state_dict(), HIGH: network.state_dict(), VAE: encoder.state_dict() | decoder.state_dict()}
     write_weights(
         folder, {part: {name: _stored(value) for name, value in each.items()} for part, each in tensors.items()}
     )
     count = sum(value.numel() for each in tensors.values() for value in each.values())
-    log = {"parameters": count, "autoencoder": first, "flow": second, "seconds": [vae_s, flow_s]}
+    log = {"parameters": count, "autoencoder": first, "flow": second, "decoder": third, "seconds": list(seconds)}
     (folder / "train.json").write_text(json.dumps(log) + "\n", encoding="utf-8")
     return log
 
@@ -293,6 +326,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--vae-s", type=float, default=230)
     parser.add_argument("--flow-s", type=float, default=200)
+    parser.add_argument("--polish-s", type=float, default=240)
     parser.add_argument("--start", type=Path)
     given = parser.parse_args()
-    print(train(given.folder, given.vae_s, given.flow_s, given.start))
+    print(train(given.folder, (given.vae_s, given.flow_s, given.polish_s), given.start))

@@ -11,10 +11,11 @@ import * as speech from "./surfaces/speech.js";
 import * as chat from "./surfaces/chat.js";
 import * as talk from "./surfaces/talk.js";
 import * as images from "./surfaces/images.js";
+import * as videos from "./surfaces/videos.js";
 import * as robot from "./surfaces/robot.js";
 import * as world from "./surfaces/world.js";
 
-const SURFACES = [chat, speech, talk, images, robot, world];
+const SURFACES = [chat, speech, talk, images, videos, robot, world];
 const STATE_MS = 5000;
 const byId = (id) => document.getElementById(id);
 

@@ -79,7 +79,7 @@ def words() -> tuple[str, ...]:
 
 def film(move: Move, chance: random.Random) -> Pixels:
     """Return a video of a move, uint8 [FRAMES, SIDE, SIDE, 3]."""
-    radius = chance.uniform(6.5, 7.5)
+    radius = chance.uniform(5.0, 6.5)
     x_step, y_step = DIRECTIONS[move.direction]
     across, along = chance.uniform(radius + 2, SIDE - radius - 2), chance.uniform(radius + 1, SIDE - radius - 1 - PATH)
     frames = []
