@@ -78,6 +78,14 @@ def speaks(client: MStarClient) -> Shown:
     return Shown(line=f"says: {text} Recognized: {demo.heard(path)} ({demo.shown(path)})", picture=wave_of(samples))
 
 
+def counts(client: MStarClient) -> Shown:
+    """Say digits in the voice of another speaker."""
+    text, path = "seven three one", OUT / "demo-digits.wav"
+    client.generate(text=text, output_modalities="audio", voice="ryan", seed=3).save_audio(path)
+    samples, _ = soundfile.read(path, dtype="float32")
+    return Shown(line=f"says: {text} ({demo.shown(path)})", picture=wave_of(samples))
+
+
 def answers(client: MStarClient) -> Shown:
     """Answer questions about a picture."""
     items = [
@@ -161,6 +169,7 @@ def calls(client: MStarClient) -> Shown:
 
 JOBS: Final[dict[str, Callable[[MStarClient], Shown]]] = {
     "orpheus:mini": speaks,
+    "qwen3_tts:mini": counts,
     "qwen3_omni:mini": answers,
     "bagel:mini": draws,
     "pi05:mini": acts,

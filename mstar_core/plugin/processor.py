@@ -43,7 +43,6 @@ class PromptRequest:
     is_raw: the text is the whole prompt and is tokenized as it is, without a template (completions, embeddings).
     Control tokens that it spells out are control tokens, because its client writes the template.
     ids: a raw prompt as token ids, in place of its text; they may be any numbers. Errors name the field `ids`.
-    is_open: more text comes while the request runs (`TextStreamProcessor`); `ids` are those of the text so far.
     observation: the raw message of the robot policy socket, in place of text and media; decode it with `unpacked` of
     `mstar_core.plugin.observation`. None on all other routes.
     seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
@@ -58,7 +57,6 @@ class PromptRequest:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template: Mapping[str, Any] = field(default_factory=dict)
     is_raw: bool = False
-    is_open: bool = False
     ids: Sequence[int] = ()
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
