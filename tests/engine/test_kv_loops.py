@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.scheduling.sequence import ForwardPass
 from mstar_core.graph.declare.nodes import Attend
 from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import VOCAB, Driver, make_engine, prompt, reference
@@ -265,3 +266,9 @@ def test_a_loop_without_iterations_reports_a_stop_id_drawn_by_the_prompt(is_stop
     key = driver.decode(0, 0, stop=(drawn if is_stop else (drawn + 1) % VOCAB,))
     driver.run()
     assert (driver.done[key].reason, driver.done[key].iterations) == (reason, 0)
+
+
+def test_chunks_of_one_token_join_those_of_several() -> None:
+    forward = ForwardPass(ports={}, axes={}, tokens=3, attend=Attend(), position=0, base=0)
+    forward.chunk_outputs["state"] = [torch.zeros(2, 4), torch.ones(4)]
+    assert forward.outputs["state"].tolist() == [[0.0] * 4, [0.0] * 4, [1.0] * 4]

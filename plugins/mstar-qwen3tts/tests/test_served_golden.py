@@ -1,0 +1,56 @@
+"""All cases of a checkpoint at once through conductor, scheduler and engines: the samples of the reference."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import soundfile
+
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.plugin.processor import MediaPart
+from mstar_qwen3tts.plugin import mstar_models
+
+from .driver import NAMES
+from .golden_set import CASES, FOLDER, Case
+
+PCM = 3
+"""Largest difference of a 16-bit sample: the codec's limit, and rounding."""
+
+
+def request(case: Case) -> SampleRequest:
+    """Return a case as a client sends it, greedy and with its number of frames."""
+    call = {NAMES.get(name, name): value for name, value in case.call.items() if name not in ("method", "text")}
+    media: tuple[MediaPart, ...] = ()
+    if call.pop("ref_audio", None):
+        file = io.BytesIO()
+        soundfile.write(file, case.recording.numpy(), 24000, format="WAV", subtype="FLOAT")
+        media = (MediaPart(modality="audio", data=file.getvalue()),)
+    params = {"do_sample": False, "subtalker_dosample": False, "max_output_tokens": len(case.tensors["codes"])}
+    return SampleRequest(
+        text=case.call["text"],
+        media=media,
+        order=[*([("audio", 0)] if media else []), ("text", 0)],
+        params=call | params,
+        outputs=("audio",),
+        name=case.name,
+    )
+
+
+@pytest.mark.parametrize("folder", ["custom_voice", "base"])
+def test_cases_served_together_sound_like_the_reference(folder: str) -> None:
+    cases = [case for case in map(Case, CASES) if case.folder.name == folder and case.kind is None]
+    if not cases:
+        pytest.skip(f"the set has no cases of {folder}")
+    model = next(
+        spec for spec in mstar_models() if spec.name == ("qwen3_tts_base" if folder == "base" else "qwen3_tts")
+    )
+    runtime = LocalRuntime(model.bound(FOLDER / folder, {}), FOLDER / folder)
+    for case, outcome in zip(cases, runtime.ask(*map(request, cases)), strict=True):
+        assert outcome.status == "finished", outcome.cause
+        pcm = np.concatenate(outcome.of("pcm")).astype(np.int32)
+        expected = (case.tensors["waveform"].flatten().numpy() * 32767).round().astype(np.int32)
+        # The reference may cut one sample less than whole frames of a recording.
+        assert abs(pcm - expected[-len(pcm) :]).max() <= PCM, case.name
