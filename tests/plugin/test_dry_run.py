@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import GraphError
-from mstar_core.plugin import Fork, ModelSpec, ProgramRequest, Run
+from mstar_core.plugin import Fork, ModelSpec, ProgramRequest, Reset, Run
 from mstar_core.plugin.check.dry_run import dry_run
 from mstar_core.plugin.program import ProgramGenerator
 from mstarctl.plugins import Plugins
@@ -44,6 +44,21 @@ def numbers(request: ProgramRequest) -> ProgramGenerator:
     yield Run("prefill", tokens=[1, 2])  # type: ignore[arg-type]
 
 
+def warm(request: ProgramRequest) -> ProgramGenerator:
+    yield Run("prefill", tokens=(1, 2), sampling={"temprature": 0.5})
+
+
+def curious(request: ProgramRequest) -> ProgramGenerator:
+    yield Reset("cfg")
+    answer = yield Run("prefill", tokens=(1, 2), reads=("token",))
+    assert answer.values["token"] == (0,)
+    yield Run("prefill", tokens=(1, 2), reads=("tokn",))
+
+
+def lost(request: ProgramRequest) -> ProgramGenerator:
+    yield Reset("cfgg")
+
+
 def endless(request: ProgramRequest) -> ProgramGenerator:
     while True:
         yield Run("decode", max_iters=1)
@@ -73,6 +88,9 @@ def plain(request: ProgramRequest) -> list[Run]:
         (unlimited, "limits loop 'decode_lop'"),
         (hungry, "lacks input 'tokens'"),
         (numbers, "input 'tokens' is a list"),
+        (warm, "sets sampling 'temprature'"),
+        (curious, "reads port 'tokn'"),
+        (lost, "Reset names cache branch 'cfgg'"),
         (endless, "does not end"),
         (failing, "raised KeyError"),
         (forgetful, "raised KeyError"),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from mstar_core.plugin import ModelSpec, Sample
+from mstar_core.plugin import ModelSpec, Sample, param
 from mstar_core.plugin.check.spec_check import check_spec
 from mstarctl.plugins import Plugins
 from tests.plugin.toy import entries, install
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Parameters of which one maps a field of a route that does not exist."""
+
+    language: str = param("en", "of the speech", openai="transcriptions:language")
 
 
 @pytest.fixture
@@ -29,6 +36,7 @@ def spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
         ({"aliases": ("Toy!",)}, "'Toy!' is invalid"),
         ({"aliases": ("toy",)}, "two model names called 'toy'"),
         ({"samples": (Sample(name="x", params={"temprature": 1}),)}, "unknown parameter 'temprature'"),
+        ({"params": Elsewhere}, "maps route 'transcriptions'"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_told(spec: ModelSpec, change: dict[str, object], said: str) -> None:

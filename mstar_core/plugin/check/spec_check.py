@@ -97,6 +97,10 @@ def _params(spec: ModelSpec) -> Iterator[MstarError]:
             )
         if item.required or item.default is None and item.nullable:
             continue
+        route = (item.openai or "").rpartition(":")[0]
+        if route and route not in ROUTES:
+            hint = did_you_mean(route, ROUTES)
+            yield PluginError(f"{spec.name}: parameter {item.name!r} maps route {route!r}", hint=hint, phase="params")
         try:
             check_value(item, item.default)
         except MstarError as error:
