@@ -15,7 +15,6 @@ from mstar_core.api.responses.options import INCLUDED
 from mstar_core.api.responses.schema import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
 from mstar_core.api.responses.stored import ITEMS, MOST_ITEMS, delete, input_items, retrieve
 from mstar_core.api.responses.stored import cancel as cancel_response
-from mstar_core.api.routes import voices
 from mstar_core.api.routes.chat import chat
 from mstar_core.api.routes.console import (
     asset_file,
@@ -43,7 +42,8 @@ from mstar_core.api.routes.realtime_calls import SDP, hang_up, realtime_call
 from mstar_core.api.routes.request_state import cancel, end_session, events, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
-from mstar_core.api.routes.speech import speech
+from mstar_core.api.routes.sound import voices
+from mstar_core.api.routes.sound.speech import speech
 from mstar_core.api.routes.text.completions import completion
 from mstar_core.api.routes.text.embeddings import embedding
 from mstar_core.api.routes.text.schema import (

@@ -16,7 +16,7 @@ from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, text_o
 from mstar_core.api.realtime.settings import RealtimeSettings, TranscriptRules, Truncation
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import openai_parsed
-from mstar_core.api.routes.speech import speech_outputs, spoken_call
+from mstar_core.api.routes.sound.speech import speech_outputs, spoken_call
 from mstar_core.api.routes.transcriptions import instruction
 from mstar_core.api.schema import TranscriptionRequest
 from mstar_core.errors import RequestError

@@ -12,7 +12,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
 from mstar_core.api.parse.capabilities import capabilities_of
 from mstar_core.api.routes.fields import is_named, model_names, weight_names
-from mstar_core.api.routes.speech import speech_kind
+from mstar_core.api.routes.sound.speech import speech_kind
 from mstar_core.api.service import NO_RESUME
 from mstar_core.config.deployment import AdapterPlan
 from mstar_core.errors import NotFound, did_you_mean

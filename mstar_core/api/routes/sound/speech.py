@@ -19,9 +19,9 @@ from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_orde
 from mstar_core.api.parse.tools import ChatOptions
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
-from mstar_core.api.routes.sound_stream import Ending, SoundSource, send_sound, send_sound_events
-from mstar_core.api.routes.speech_lines import ending_body, read_lines, spoken_sentences
-from mstar_core.api.routes.voices import recording_of
+from mstar_core.api.routes.sound.sound_stream import Ending, SoundSource, send_sound, send_sound_events
+from mstar_core.api.routes.sound.speech_lines import ending_body, read_lines, spoken_sentences
+from mstar_core.api.routes.sound.voices import recording_of
 from mstar_core.api.schema import ChatMessage, SpeechRequest
 from mstar_core.api.service import Session
 from mstar_core.constraints.content import ChosenText

@@ -11,10 +11,10 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.parse.media import ByteAllowance, part_of_upload, part_of_url
+from mstar_core.api.requests.voice_store import StoredVoice
 from mstar_core.api.response_store import owner_of
 from mstar_core.api.routes.fields import read_multipart
 from mstar_core.api.schema import DeletedVoice, SpeechRequest, VoiceList, VoiceObject, VoiceRequest
-from mstar_core.api.voices import StoredVoice
 from mstar_core.errors import RequestError
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart

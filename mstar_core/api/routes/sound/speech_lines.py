@@ -17,7 +17,7 @@ from mstar_core.api.group import Group, open_arriving
 from mstar_core.api.http.json_lines import json_lines
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.routes.fields import typed
-from mstar_core.api.routes.sound_stream import Ending, SoundSource
+from mstar_core.api.routes.sound.sound_stream import Ending, SoundSource
 from mstar_core.api.schema import SpeechRequest, SpeechText
 from mstar_core.api.text.sentences import Sentences
 from mstar_core.errors import Cancelled, MstarError, RequestError

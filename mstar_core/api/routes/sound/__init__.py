@@ -1,0 +1,1 @@
+"""Routes that send sound, and the voices that they speak in."""
