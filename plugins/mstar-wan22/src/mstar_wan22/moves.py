@@ -40,8 +40,11 @@ LEAST_PIXELS: Final = 25
 NEAR: Final = 75.0
 """Largest RGB distance of a pixel to its colour. Edges of shapes are further away."""
 
-FILLED: Final = {"triangle": (0.3, 0.66), "circle": (0.66, 0.89), "square": (0.89, 1.01)}
-"""Bounds of the filled share of the bounding box. Ideal: 1/2, pi/4 and 1."""
+RADII: Final = np.linspace(4.5, 7.0, 6)
+"""Radii of the drawings that a form is compared with."""
+
+MOST_ERROR: Final = 0.2
+"""Largest squared difference of a form to its drawing, as a share of the drawing."""
 
 PARAMS: Final[dict[str, Any]] = {"width": SIDE, "height": SIDE, "num_frames": FRAMES, "num_inference_steps": 12}
 """Parameters of a video of this world. Equal to `mini_params` of the spec, which may not import this module."""
@@ -126,14 +129,29 @@ def recognise(picture: Pixels) -> dict[tuple[str, str], tuple[float, float]]:
     found = {}
     for number, color in enumerate(names[:-1]):
         mask = nearest == number
-        rows, columns = np.flatnonzero(mask.sum(1) >= 2), np.flatnonzero(mask.sum(0) >= 2)
-        if mask.sum() < LEAST_PIXELS or not len(rows) or not len(columns):
+        if mask.sum() < LEAST_PIXELS:
             continue
-        box = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        shape = next((name for name, (low, high) in FILLED.items() if low <= box.mean() < high), "blob")
         ys, xs = np.nonzero(mask)
-        found[color, shape] = float(xs.mean()), float(ys.mean())
+        center = float(xs.mean()) + 0.5, float(ys.mean()) + 0.5
+        found[color, _form(picture, color, center)] = center
     return found
+
+
+def _form(picture: Pixels, color: str, center: tuple[float, float]) -> str:
+    """Return the form whose drawing is nearest to the picture, `blob` if none is near. center: of its pixels."""
+    background = np.array(BACKGROUND, dtype=np.float64)
+    toward = np.array(COLORS[color]) - background
+    cover = np.clip((picture - background) @ toward / (toward @ toward), 0, 1)
+    ys, xs = np.mgrid[:SIDE, :SIDE] + 0.5
+    errors = {}
+    for shape in SHAPES:
+        for radius in RADII:
+            # The centre of a triangle's pixels is below the middle of its box.
+            down = radius / 3 if shape == "triangle" else 0.0
+            ideal = np.clip(0.5 - _distance(shape, xs - center[0], ys - center[1] + down, float(radius)), 0, 1)
+            errors[shape, radius] = float(np.square(cover - ideal).sum() / ideal.sum())
+    (shape, _), error = min(errors.items(), key=lambda item: item[1])
+    return shape if error < MOST_ERROR else "blob"
 
 
 def shows(video: Pixels, move: Move) -> bool:
