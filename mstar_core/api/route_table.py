@@ -15,6 +15,7 @@ from mstar_core.api.responses.options import INCLUDED
 from mstar_core.api.responses.schema import DeletedResponse, ItemList, ResponseObject, ResponsesRequest
 from mstar_core.api.responses.stored import ITEMS, MOST_ITEMS, delete, input_items, retrieve
 from mstar_core.api.responses.stored import cancel as cancel_response
+from mstar_core.api.routes import videos
 from mstar_core.api.routes.chat import chat
 from mstar_core.api.routes.console import (
     asset_file,
@@ -85,7 +86,6 @@ from mstar_core.api.schema import (
     VoiceObject,
     VoiceRequest,
 )
-from mstar_core.api.videos import routes as videos
 from mstar_core.api.videos.schema import DeletedVideo, VideoList, VideoObject, VideoRequest
 
 Handler = Callable[[Exchange], Awaitable[HTTPResponse | None]]

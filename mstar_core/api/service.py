@@ -37,10 +37,10 @@ from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.record import SavedLoops
 from mstar_core.api.requests.registry import LiveRequest, Registry, timed_out
+from mstar_core.api.requests.response_store import ResponseStore, StoreLimits
 from mstar_core.api.requests.session_news import session_news
 from mstar_core.api.requests.sessions import AnswerRecord, ClientSession, SessionLimits, Sessions
 from mstar_core.api.requests.voice_store import VoiceStore
-from mstar_core.api.response_store import ResponseStore, StoreLimits
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.api.videos.jobs import VideoJobs
 from mstar_core.api.videos.store import VideoLimits, VideoStore

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.api.response_store import ResponseStore, StoredResponse, StoreLimits, owner_of
+from mstar_core.api.requests.response_store import ResponseStore, StoredResponse, StoreLimits, owner_of
 from mstar_core.errors import RequestError, Unavailable
 
 NOW = 1_000_000.0

@@ -10,7 +10,7 @@ import msgspec
 
 from mstar_core.api.output.kept_events import EventLog
 from mstar_core.api.requests.registry import Registry
-from mstar_core.api.response_store import StoredResponse
+from mstar_core.api.requests.response_store import StoredResponse
 
 CLOSE_S: Final = 5.0
 """Longest wait for the ends of runs whose requests have failed."""

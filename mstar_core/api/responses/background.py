@@ -17,7 +17,7 @@ import msgspec
 from mstar_core.api.errors import reply_of
 from mstar_core.api.output.kept_events import EVENTS, EventLog
 from mstar_core.api.requests.background import BackgroundRun
-from mstar_core.api.response_store import StoredResponse
+from mstar_core.api.requests.response_store import StoredResponse
 from mstar_core.api.responses.answer import ResponseAnswer, encoded
 from mstar_core.api.responses.schema import ResponseError, ResponseEvent, ResponseObject
 from mstar_core.api.service import Service

@@ -19,7 +19,7 @@ from mstar_core.api.parse.constraint import read_text_form
 from mstar_core.api.parse.logprobs import chat_logprobs, with_logprobs
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.parse.tools import ChatOptions, read_effort, read_tools
-from mstar_core.api.response_store import StoredResponse, owner_of
+from mstar_core.api.requests.response_store import StoredResponse, owner_of
 from mstar_core.api.responses.answer import ResponseAnswer, encoded, refused
 from mstar_core.api.responses.background import RUNNING, finished, start
 from mstar_core.api.responses.items import numbered, with_types

@@ -11,7 +11,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.errors import EventsGone
 from mstar_core.api.exchange import JSON, Exchange
 from mstar_core.api.requests.background import BackgroundRun
-from mstar_core.api.response_store import StoredResponse, owner_of
+from mstar_core.api.requests.response_store import StoredResponse, owner_of
 from mstar_core.api.responses.background import settled
 from mstar_core.api.responses.items import decoded
 from mstar_core.api.responses.options import check_include

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -31,7 +31,10 @@ from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.surface import PROGRESS
 
 if TYPE_CHECKING:
-    from mstar_core.api.service import Service
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from mstar_core.plugin.spec import ModelSpec
 
 VIDEO: Final = "video.mp4"
 THUMBNAIL: Final = "thumbnail.webp"
@@ -43,6 +46,35 @@ PROGRESS_S: Final = 1.0
 """Shortest interval between two rows with progress."""
 
 log = logging.getLogger("mstar.api.videos")
+
+
+class RunningVideo(Protocol):
+    """A running request: its chunks are read to the end, then `done` is called."""
+
+    def chunks(self) -> AsyncIterator[list[EncodedChunk]]:
+        """Yield chunks as they become ready. Raises the error that ended the request."""
+
+    def done(self) -> object:
+        """Count the request as complete."""
+
+
+class Generates(Protocol):
+    """Runner of the requests of jobs: the service."""
+
+    model: ModelSpec
+    clock: Callable[[], float]
+
+    def open(
+        self,
+        call: ParsedRequest,
+        *,
+        key: str,
+        started: float,
+        is_continued: bool,
+        saved_before: SavedLoops | None,
+        on_saved: Callable[[Saved], None],
+    ) -> AbstractAsyncContextManager[RunningVideo]:
+        """Run a request for the duration of the block."""
 
 
 class JobRequest(msgspec.Struct, kw_only=True):
@@ -71,7 +103,7 @@ class _Job:
 class VideoJobs:
     """Generates videos, one task each; the admission queue bounds how many run at once."""
 
-    def __init__(self, service: Service, store: VideoStore) -> None:
+    def __init__(self, service: Generates, store: VideoStore) -> None:
         self.store = store
         self._service = service
         self._jobs: dict[str, _Job] = {}
@@ -203,7 +235,7 @@ class VideoJobs:
         asyncio.get_running_loop().run_in_executor(None, _write_state, self.store.files(job.entry.id), data)
 
 
-def _call(service: Service, video_id: str, request: JobRequest, folder: Path) -> ParsedRequest:
+def _call(service: Generates, video_id: str, request: JobRequest, folder: Path) -> ParsedRequest:
     media = [MediaPart(modality="image", data=(folder / name).read_bytes()) for name in request.images]
     order = [*(("image", index) for index in range(len(media))), ("text", 0)]
     return ParsedRequest(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mstar_core.api.sqlite_file import SqliteFile
+from mstar_core.api.requests.sqlite_file import SqliteFile
 
 VERSION: Final = 1
 RUNNING: Final = ("queued", "in_progress")

@@ -11,8 +11,8 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.parse.media import ByteAllowance, part_of_upload, part_of_url
+from mstar_core.api.requests.response_store import owner_of
 from mstar_core.api.requests.voice_store import StoredVoice
-from mstar_core.api.response_store import owner_of
 from mstar_core.api.routes.fields import read_multipart
 from mstar_core.api.schema import DeletedVoice, SpeechRequest, VoiceList, VoiceObject, VoiceRequest
 from mstar_core.errors import RequestError

@@ -42,7 +42,7 @@ class RmsNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(x.dtype) * self.weight
 
 
-class _Attention(nn.Module):
+class _TextAttention(nn.Module):
     """Attention with a bias table of its own. Scores are not scaled."""
 
     def __init__(self, sizes: TextSizes) -> None:
@@ -64,7 +64,7 @@ class _Attention(nn.Module):
 class _AttentionLayer(nn.Module):
     def __init__(self, sizes: TextSizes) -> None:
         super().__init__()
-        self.SelfAttention = _Attention(sizes)
+        self.SelfAttention = _TextAttention(sizes)
         self.layer_norm = RmsNorm(sizes.width, sizes.eps)
 
     def forward(self, x: Tensor, buckets: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class _MlpLayer(nn.Module):
         return out
 
 
-class _Block(nn.Module):
+class _TextBlock(nn.Module):
     def __init__(self, sizes: TextSizes) -> None:
         super().__init__()
         self.layer = nn.ModuleList([_AttentionLayer(sizes), _MlpLayer(sizes)])
@@ -108,7 +108,7 @@ class _Block(nn.Module):
 class _Stack(nn.Module):
     def __init__(self, sizes: TextSizes) -> None:
         super().__init__()
-        self.block = nn.ModuleList([_Block(sizes) for _ in range(sizes.layers)])
+        self.block = nn.ModuleList([_TextBlock(sizes) for _ in range(sizes.layers)])
         self.final_layer_norm = RmsNorm(sizes.width, sizes.eps)
 
 

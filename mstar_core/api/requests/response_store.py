@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mstar_core.api.sqlite_file import SqliteFile
+from mstar_core.api.requests.sqlite_file import SqliteFile
 from mstar_core.errors import RequestError
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.body import UploadedFile, check_size
 from mstar_core.api.parse.media import ByteAllowance, part_of_upload, part_of_url
 from mstar_core.api.parse.params import ParsedRequest, check_images
-from mstar_core.api.response_store import owner_of
+from mstar_core.api.requests.response_store import owner_of
 from mstar_core.api.routes.fields import answered_name, check_name, openai_parsed, read_body, read_multipart
 from mstar_core.api.videos.jobs import THUMBNAIL, VIDEO, JobRequest
 from mstar_core.api.videos.schema import DeletedVideo, VideoList, VideoObject, VideoRequest
