@@ -19,8 +19,9 @@ def test_a_tensor_of_a_gpu_is_staged_behind_the_work_of_its_stream(cuda: torch.d
         for i in (0, 1)
     ]
     value = torch.zeros(4 << 20, dtype=torch.bfloat16, device=cuda)
+    value += 1  # loads the kernel, which waits for the device
     torch.cuda._sleep(100_000_000)
-    value += 3
+    value += 2
     sent = ends[0].send(value, "worker-1")
     assert not sent.is_done, "the sender does not wait for the GPU"
     while not sent.is_done:
