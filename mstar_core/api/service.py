@@ -56,6 +56,7 @@ from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS
+from mstar_core.process.system import give_back_freed_memory
 
 KEEPALIVE_S: Final = 15.0
 STORED_RESPONSES: Final = "responses.sqlite"
@@ -284,7 +285,7 @@ class Service:
         )
         self.voices = VoiceStore(Path(deployment.run_dir) / STORED_VOICES)
         self.client_secrets = ClientSecrets()
-        self.sessions = OpenSessions(api.realtime_max_sessions)
+        self.sessions = OpenSessions(api.realtime_max_sessions, on_freed=give_back_freed_memory)
         self.client_sessions = Sessions(
             SessionLimits(idle_s=api.sessions_idle_s, ttl_s=api.sessions_ttl_s, most=api.sessions_max_count),
             clock,

@@ -1,6 +1,6 @@
 """Request log of the supervisor: merges the reports of all processes about live requests and those that ended.
 
-Bounded: 2000 ended requests, 200 spans of each, and the sums of all spans. Read by the admin socket.
+Bounded: 2000 ended requests, 200 spans of each and 40,000 of all, and the sums of all spans. Read by the admin socket.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from mstar_core.observe.waits import with_waits
 
 ENDED: Final = 2000
 SPANS: Final = 200
+ENDED_SPANS: Final = 40_000
+"""Spans of all ended requests, 570 bytes each. The oldest requests lose theirs first; their sums stay."""
+
 LINGER_S: Final = 3.0
 """Time after the end of a request in which its last spans arrive."""
 
@@ -108,6 +111,11 @@ class RequestRecord:
         total.busy_s += span.spent_s
         total.start, total.end = min(total.start, span.start), max(total.end, span.end)
         total.size_bytes += span.size_bytes
+
+    def drop_spans(self) -> None:
+        """Drop all spans. Their sums stay."""
+        self.spans_cut += len(self.spans)
+        self.spans.clear()
 
     def parts(self, now: float) -> list[Part]:
         """Return the parts of the time from its arrival to `now`, or to its end."""
@@ -233,6 +241,8 @@ class RequestLog:
         self.graph: GraphView | None = None
         self._model = model
         self._host_of = host_of
+        self._traced: dict[int, RequestRecord] = {}  # ended requests that have spans, the oldest first
+        self._ended_spans = 0
         self._first: dict[int, int] = {}  # first handle of a request, by the handle of a later attempt
 
     def take(self, child: str, telemetry: Telemetry, now: float) -> None:
@@ -244,7 +254,10 @@ class RequestLog:
             record = self.live.get(handle) or self.ended.get(handle)
             if record is None:
                 record = self.live[handle] = RequestRecord(handle=handle, seen=now)
+            before = len(record.spans)
             record.add(child, telemetry.incarnation, span)
+            if handle in self.ended:
+                self._keep_spans(record, len(record.spans) - before)
 
     def part(self, child: str) -> None:
         """Drop the state that a dead process reported about live requests; what they generated stays counted.
@@ -275,14 +288,29 @@ class RequestLog:
             if not record.is_named:
                 continue
             self.ended[handle] = self.shown[handle] = record
+            self._keep_spans(record, len(record.spans))
             if len(self.ended) > ENDED:
-                self.ended.popitem(last=False)
+                _, oldest = self.ended.popitem(last=False)
+                self._drop_spans(oldest)  # those that failed stay in the view of watchers
             for callback in self.on_end:
                 callback(record)
         while len(self.shown) > SHOWN:
             handle = next((h for h, record in self.shown.items() if not record.api.error), next(iter(self.shown)))
             del self.shown[handle]
             self.dirty.add(handle)
+
+    def _keep_spans(self, record: RequestRecord, added: int) -> None:
+        """Count spans of an ended request, and drop those of the oldest ones beyond the limit."""
+        if record.spans:
+            self._traced[record.handle] = record
+        self._ended_spans += added
+        while self._ended_spans > ENDED_SPANS:
+            self._drop_spans(next(iter(self._traced.values())))
+
+    def _drop_spans(self, record: RequestRecord) -> None:
+        if self._traced.pop(record.handle, None) is not None:
+            self._ended_spans -= len(record.spans)
+            record.drop_spans()
 
     def trace(self, record: RequestRecord, now: float | None = None) -> dict[str, Any]:
         """Return the trace of a request. now: for its age; the end of an ended one by default."""

@@ -83,7 +83,7 @@ def set_exact_timers() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return what imports and start-up have freed to the system, 2 MB of a supervisor. Only with glibc."""
+    """Return freed memory to the system: 2 MB of a supervisor after its start, more of an api. Only with glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

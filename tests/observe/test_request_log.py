@@ -153,6 +153,24 @@ def test_the_log_is_bounded() -> None:
     assert known.sums["worker-0", "LLM", "decode", "compute"].spans == SPANS + 20, "sums are of all"
 
 
+def test_the_oldest_ended_requests_lose_their_spans_and_keep_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "ENDED_SPANS", 25)
+    log = RequestLog("m")
+    for handle in range(5):
+        spans = [Span(key, handle, "compute", "LLM", "decode", float(key), key + 0.5) for key in range(10)]
+        tell(log, "worker-0", 0.0, *spans)
+        tell(log, "api", 0.0, handle=handle, id=f"r-{handle}", state="finished", started=0.0, ended=0.0)
+        log.settle(10.0)
+    kept = {handle: (len(record.spans), record.spans_cut) for handle, record in log.ended.items()}
+    assert kept == {0: (0, 10), 1: (0, 10), 2: (0, 10), 3: (10, 0), 4: (10, 0)}
+    tell(log, "worker-0", 0.0, *(Span(key, 0, "compute", "LLM", "decode", 9.0, 9.5) for key in (10, 11)))
+    tell(log, "worker-0", 0.0, *(Span(key, 4, "compute", "LLM", "decode", 9.0, 9.5) for key in range(10, 15)))
+    kept = {handle: (len(record.spans), record.spans_cut) for handle, record in log.ended.items()}
+    assert kept[0] == (2, 10) and kept[3] == (0, 10) and kept[4] == (15, 0), "spans that come late count"
+    late = log.find("r-0")
+    assert late is not None and log.trace(late)["sums"][0]["spans"] == 12
+
+
 def test_an_open_span_is_replaced_and_summed_once() -> None:
     known = RequestRecord(handle=1, seen=0.0)
     for end in (1.0, 2.0):

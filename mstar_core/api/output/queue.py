@@ -185,6 +185,7 @@ class OutputQueue:
         for timer in (self._grace, self._timer):
             if timer is not None:
                 timer.cancel()
+        self.on_lost = lambda death: None  # its cycle would hold the request, with inputs, until a full collection
         self._queue.clear()
         self._spool.close()
 

@@ -142,7 +142,7 @@ def _error(error: MstarError, append: Append) -> msgspec.msgpack.Ext:
 
 
 class Reader:
-    """Decoder of one message."""
+    """Decoder of one message. Used once."""
 
     def __init__(self, data: memoryview, *, trusts_names: bool) -> None:
         """data: the bytes of arrays and long byte strings. trusts_names: import the class of parameters by its name."""
@@ -167,6 +167,8 @@ class Reader:
             OverflowError,
         ) as error:
             raise InvalidForm(f"{type(error).__name__}: {error}"[:200]) from error
+        finally:
+            del self._decoder  # a cycle would hold the message
 
     def _extension(self, code: int, data: memoryview) -> Any:
         value = self._decoder.decode(data)

@@ -439,11 +439,16 @@ class RealtimeConversation:
             self._idle = None
 
     async def close(self) -> None:
-        """Cancel everything that runs, and wait for its end."""
+        """Cancel everything that runs, wait for its end, and free the sound and the items.
+
+        Cycles of references hold the rest up to the next full collection.
+        """
         self._stop_idle()
         runs = list(self._runs.values())
         for run in runs:
             run.stop("client_cancelled")
         await asyncio.gather(self._ahead.close(), self._transcriber.close(), *(run.wait() for run in runs))
+        self._buffer.clear()
+        self.history.clear()
         with suppress(NotFound):  # it had no response, or was idle for long
             self._service.client_sessions.delete(self._exchange.key, self._session_id)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from mstar_core.api.errors import EventsGone
 from mstar_core.errors import RequestError
 
 KEPT_BYTES: Final = 8 << 20
-"""Sent events that a new connection may read again."""
+"""Most bytes of sent events that a new connection may read again."""
+
+KEPT_S: Final = 60.0
+"""Time for which events are kept after a connection has taken them.
+
+It exceeds the 40 s after which a connection without a pong is closed: an older event of an open connection has arrived.
+"""
 
 WAITING_BYTES: Final = 4 << 20
 """Events that the client has not read, at which responses wait."""
@@ -19,14 +27,16 @@ WAITING_BYTES: Final = 4 << 20
 class SentEvents:
     """Events by number, from 1. Owned by the session; one connection reads at a time.
 
-    waiting_bytes: of events that no connection has taken.
+    kept_bytes: of all events that are left. waiting_bytes: of those that no connection has taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self._clock = clock
         self._kept: deque[tuple[int, bytes]] = deque()
         self._read = 0  # number of the last event that a connection has taken
-        self._bytes = 0
+        self._taken: deque[float] = deque()  # when each kept event up to `_read` was taken
+        self.kept_bytes = 0
         self.waiting_bytes = 0
         self._news = asyncio.Event()
         self._done = asyncio.Event()
@@ -37,9 +47,10 @@ class SentEvents:
         """Append the next event."""
         self.count += 1
         self._kept.append((self.count, event))
-        self._bytes += len(event)
+        self.kept_bytes += len(event)
         self.waiting_bytes += len(event)
-        self._forget()
+        while self.kept_bytes > KEPT_BYTES and self._taken:
+            self._forget_first()
         if self.waiting_bytes > WAITING_BYTES:
             self._room.clear()
         self._done.clear()
@@ -51,8 +62,10 @@ class SentEvents:
             self._done.set()
             self._news.clear()
             await self._news.wait()
+        self.forget_received()
         first = self._kept[0][0]
         self._read += 1
+        self._taken.append(self._clock())
         event = self._kept[self._read - first][1]
         self.waiting_bytes -= len(event)
         if self.waiting_bytes <= WAITING_BYTES:
@@ -81,10 +94,27 @@ class SentEvents:
                 f"the events up to {first - 1} are no longer kept", hint="begin a new session", field="after"
             )
         self._read = number
+        taken = max(0, number - first + 1)
+        self._taken = deque([*self._taken][:taken])
+        self._taken.extend([self._clock()] * (taken - len(self._taken)))  # a client may name events that were not sent
         self.waiting_bytes = sum(len(event) for place, event in self._kept if place > number)
         if self.waiting_bytes <= WAITING_BYTES:
             self._room.set()
 
-    def _forget(self) -> None:
-        while self._bytes > KEPT_BYTES and self._kept[0][0] <= self._read:
-            self._bytes -= len(self._kept.popleft()[1])
+    def forget_received(self) -> None:
+        """Drop the events that the client must have received. Called while a connection is served."""
+        oldest = self._clock() - KEPT_S
+        while self._taken and self._taken[0] < oldest:
+            self._forget_first()
+
+    def clear(self) -> None:
+        """Drop all events, after the end of the session."""
+        self._kept.clear()
+        self._taken.clear()
+        self._read = self.count
+        self.kept_bytes = self.waiting_bytes = 0
+        self._room.set()
+
+    def _forget_first(self) -> None:
+        self._taken.popleft()
+        self.kept_bytes -= len(self._kept.popleft()[1])

@@ -75,6 +75,10 @@ class History:
         """Remove an item and return it."""
         return self._entries.pop(self._place(item_id, "item_id"))
 
+    def clear(self) -> None:
+        """Remove all items, after the end of the conversation."""
+        self._entries.clear()
+
     def _has_call(self, call_id: str) -> bool:
         return any(isinstance(entry, CallEntry) and entry.call_id == call_id for entry in self._entries)
 

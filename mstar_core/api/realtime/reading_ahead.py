@@ -64,8 +64,9 @@ class ReadingAhead:
     async def close(self) -> None:
         """Cancel the request, and wait for its end."""
         self.stop()
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        task, self._task = self._task, None
+        if task is not None:
+            await asyncio.wait({task})
 
     async def _read(self, settings: RealtimeSettings, entries: Sequence[Entry]) -> None:
         turn = self._next_turn()

@@ -84,7 +84,9 @@ class ResponseRun:
             while not await self._attempt():
                 pass
         except asyncio.CancelledError:
-            raise
+            if not self.response.is_over:
+                raise
+            # `stop` has ended it. The traceback of an error would hold the request in a cycle with its task.
         except Exception as error:  # noqa: BLE001  isolation boundary: one response
             self._fail(error)
 

@@ -83,7 +83,7 @@ class ResponseWriter:
         if response.is_over:
             return
         if state == "completed" and response.speech is not None:
-            response.speech.is_whole = True
+            response.speech.end()
         self.close("completed" if state == "completed" else "incomplete")
         response.state, response.reason, response.error = state, reason, error
         response.usage = usage or {}

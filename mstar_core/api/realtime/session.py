@@ -51,8 +51,8 @@ class RealtimeSession:
         limits = exchange.limits
         self.id = new_id("sess")
         self.key = exchange.key
-        self.sent = SentEvents()
         self._clock = exchange.service.clock
+        self.sent = SentEvents(self._clock)
         self._began = self._clock()
         self._ends = self._began + limits.realtime_max_s
         self._idle_s = limits.realtime_idle_s
@@ -120,11 +120,15 @@ class RealtimeSession:
         )
 
     async def close(self) -> None:
-        """Cancel everything that runs. A client that is still connected gets the reason, and close code 1001."""
+        """Cancel everything that runs, and free events and items at once.
+
+        A client that is still connected gets the reason, and close code 1001.
+        """
         if self._serving is not None and self._socket is not None:
             stops = Unavailable("the deployment is stopping", hint="begin a new session later", code="draining")
             await self._finish(self._socket, stops, GOING_AWAY)
         await self._dialect.conversation.close()
+        self.sent.clear()
 
     async def _read(self, socket: EventChannel) -> None:
         while True:
@@ -136,6 +140,7 @@ class RealtimeSession:
                 is_old = self._clock() >= self._ends
                 why = "the session reached its maximum time" if is_old else f"no event came for {self._idle_s:g} s"
                 raise TimedOut(why, hint="begin a new session", code="session_expired") from None
+            self.sent.forget_received()
             await self._dialect.handle(message)
             await asyncio.sleep(0)  # events that wait already would starve other sessions
 

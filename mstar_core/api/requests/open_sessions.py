@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from mstar_core.errors import NotFound, Overloaded
@@ -11,6 +11,9 @@ from mstar_core.messages.telemetry import SessionNews
 
 KEPT_S: Final = 60.0
 """Time for which a session without a connection is kept."""
+
+CALM_S: Final = 1.0
+"""Time after the last end of a session at which their memory is free: handlers still hold sessions that just ended."""
 
 RETRY_S: Final = 5
 """Time after which a client that found no place may try again."""
@@ -32,14 +35,22 @@ class OpenSession(Protocol):
 
 
 class OpenSessions:
-    """Sessions by id. One without a connection ends after `kept_s`, or when another one needs its place."""
+    """Sessions by id. One without a connection ends after `kept_s`, or when another one needs its place.
 
-    def __init__(self, most: int, kept_s: float = KEPT_S) -> None:
+    on_freed: called `CALM_S` after the last end of a session, on a thread.
+    """
+
+    def __init__(
+        self, most: int, kept_s: float = KEPT_S, on_freed: Callable[[], None] = lambda: None, calm_s: float = CALM_S
+    ) -> None:
         self.most = most
         self.kept_s = kept_s
         self._sessions: dict[str, OpenSession] = {}
         self._left: dict[str, asyncio.TimerHandle] = {}  # of sessions without a connection, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
+        self._on_freed = on_freed
+        self._calm_s = calm_s
+        self._calm: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -101,7 +112,14 @@ class OpenSessions:
         self.join(session)
         task = asyncio.get_running_loop().create_task(session.close(), name=f"end of {session_id}")
         self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        if self._calm is not None:
+            self._calm.cancel()
+        loop = task.get_loop()
+        self._calm = loop.call_later(self._calm_s, loop.run_in_executor, None, self._on_freed)
 
     async def close(self) -> None:
         """End all sessions, and wait for their ends."""
@@ -109,3 +127,6 @@ class OpenSessions:
             self.end(session_id)
         if self._closing:
             await asyncio.wait(set(self._closing))
+            await asyncio.sleep(0)  # the callbacks of their ends
+        if self._calm is not None:
+            self._calm.cancel()

@@ -10,7 +10,7 @@ class SpokenText:
     """A transcript that grows with its sound. rate: samples per second.
 
     marks: for each delta, the end of its text in characters and the samples that were there when it came. is_whole: the
-    sound has reached its end, so that all text is spoken in it.
+    sound has reached its end, so that all text is spoken in it; `cut` needs no marks then.
     """
 
     rate: int
@@ -32,6 +32,11 @@ class SpokenText:
     def sound(self, count: int) -> None:
         """Append samples."""
         self.samples += count
+
+    def end(self) -> None:
+        """Note that the sound is whole."""
+        self.is_whole = True
+        self.marks = []
 
     def cut(self, end_ms: int) -> None:
         """Cut sound and text at a place of the sound.
