@@ -357,7 +357,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     empty for chats.
     """
 
-    id: str
+    id: str = ""
     kind: str = "realtime"
     speaks: str = "silence"
     began: float = 0.0

@@ -78,8 +78,8 @@ def sampled_output(sample: ModelSample, model: str, out: str | None) -> str:
 
 
 def output_kind(sample: ModelSample) -> str:
-    """Return the output to write: the first that is not text, if there is one."""
-    return next((kind for kind in sample.output_modalities if kind != "text"), "text")
+    """Return the output to write: the first that is not text and has a file format, if there is one."""
+    return next((kind for kind in sample.output_modalities if kind in RECEIVED), "text")
 
 
 def command(model: str, sample: ModelSample, folder: Path) -> str:

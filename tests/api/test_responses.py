@@ -500,7 +500,7 @@ async def test_a_background_response_of_an_earlier_api_has_failed(started: Start
 async def test_a_full_disk_loses_no_answer(started: Started) -> None:
     async with opened(started, repeat) as (api, _):
         store = service_of(api).responses
-        store.path = store.path.with_name("missing") / "x"
+        store._file.path = store._file.path.with_name("missing") / "x"
         answer = await api.client.post(PATH, json={"input": "hi"})
         assert (answer.status_code, answer.json()["store"]) == (200, False)
         assert "could not be stored" in answer.headers["X-Mstar-Warnings"]

@@ -105,7 +105,7 @@ async def test_a_request_waits_for_room_in_shared_memory_and_ends_no_other(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mstar_core.process.sockets.TensorTransport", partial(TensorTransport, max_bytes=4096, inline_bytes=-1)
+        "mstar_core.transport.shm.TensorTransport", partial(TensorTransport, max_bytes=4096, inline_bytes=-1)
     )
     form = {"text": "x" * 400, "streaming": "false"}  # its ids fit once
     async with started(model=SPEC) as api:

@@ -144,6 +144,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.host": "0.0.0.0",
         "api.max_body_bytes": 4096,
         "api.responses_max_bytes": 65536,
+        "api.videos_max_bytes": 65536,
         "logs.max_bytes": 65536,
         "api.unknown_params": "warn",
         "api.api_key_file": "keys",

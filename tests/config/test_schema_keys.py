@@ -104,6 +104,11 @@ ACTS: Final[dict[str, str]] = {
         for key in ("ttl_s", "max_count", "max_bytes")
     },
     **{
+        f"api.videos_{key}": "tests/api/test_videos.py::test_limits_of_the_store_reach_it"
+        for key in ("ttl_s", "max_bytes")
+    },
+    "api.videos_timeout_s": "plugins/mstar-wan22/tests/test_served_videos.py::test_a_video_has_a_time_limit_of_its_own",
+    **{
         f"api.sessions_{key}": "tests/api/test_sessions.py::test_limits_of_the_deployment_reach_the_sessions"
         for key in ("idle_s", "ttl_s", "max_count")
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import openai
 import pytest
 from PIL import Image
 
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.workloads.media import ball_picture, png
 from tests.runtime.deployment import Deployment, Served, until
 
@@ -70,6 +72,14 @@ def frames_of(data: bytes) -> tuple[np.ndarray, float]:
 def content(client: openai.OpenAI, video_id: str, **query: Any) -> bytes:
     with pytest.warns(DeprecationWarning):
         return client.videos.download_content(video_id, **query).read()
+
+
+def test_a_video_has_a_time_limit_of_its_own(server: Deployment, client: openai.OpenAI) -> None:
+    video = created(client)
+    with sqlite3.connect(server.run.path / "videos" / "videos.sqlite") as rows:
+        ((request,),) = rows.execute("SELECT request FROM videos WHERE id = ?", (video.id,)).fetchall()
+    assert json.loads(request)["timeout_s"] == ApiConfig().videos_timeout_s > ApiConfig().timeout_s
+    finished(client, video.id)
 
 
 def test_a_video_from_a_text(client: openai.OpenAI, server: Deployment) -> None:

@@ -138,6 +138,13 @@ WORKLOADS = (
 )
 
 
+CLONING = (
+    WorkloadSpec(
+        name="tts-clone", title="8 to 25 words in the voice of a recording", target="mstar_qwen3tts.workloads:clones"
+    ),
+)
+
+
 @hookimpl
 def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
-    return WORKLOADS if model.name == CUSTOM_NAME else ()
+    return {CUSTOM_NAME: WORKLOADS, BASE_NAME: CLONING}.get(model.name, ())
