@@ -40,11 +40,12 @@ async def realtime(exchange: Exchange) -> HTTPResponse | None:
         raise problem
     query = _query(exchange)
     check_name(exchange, query.get("model"))
+    if "resume" not in query:
+        service.sessions.check_room()  # before the handshake's check: pages ask for this reason by a plain request
     check_handshake(exchange.request.headers, limits.cors_origins)
     session = _resumed(exchange, query) if "resume" in query else None
     is_new = session is None
     if session is None:
-        service.sessions.check_room()
         session = RealtimeSession(exchange, {} if secret is None else secret.session)
         service.sessions.add(session)  # before the handshake, so that a full house is an HTTP response
     protocols = [PROTOCOL] if PROTOCOL in _protocols(exchange) else None
