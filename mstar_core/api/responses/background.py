@@ -58,7 +58,7 @@ async def _run(service: Service, run: BackgroundRun, answer: ResponseAnswer, gen
                     last = []
     except asyncio.CancelledError:
         last = answer.fail(reply_of(Cancelled("the response was cancelled"), run.request_id))
-    except Exception as error:  # isolation boundary: one response, which tells of the error
+    except Exception as error:  # isolation boundary: one response, which ends as `failed` with the error
         if not isinstance(error, MstarError):
             log.exception("a response in the background failed")
         last = answer.fail(reply_of(error, run.request_id))

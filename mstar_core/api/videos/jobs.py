@@ -162,7 +162,7 @@ class VideoJobs:
         except asyncio.CancelledError:
             if not job.is_deleted and not self._is_closing:
                 raise
-        except Exception as error:  # isolation boundary: one video, which tells of the error
+        except Exception as error:  # isolation boundary: one video, whose status becomes `failed` with the error
             if not isinstance(error, MstarError):
                 log.exception("a video failed")
             if not self._is_closing or not isinstance(error, MstarError):

@@ -63,8 +63,11 @@ class StaticAttention(ABC):
         return self.memory.read(layer, query, scale)
 
     def read(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
-        """Attend over the cache without appending, from the last token of each sequence. Decode kernels can."""
-        raise NotImplementedError
+        """Attend over the cache without appending, from the last token of each sequence.
+
+        Raises TypeError: attention of decode steps replaces it, and no other captured step reads a memory.
+        """
+        raise TypeError(f"{type(self).__name__} cannot read a memory; attention of decode steps can")
 
     def bind(self, device: Mapping[str, Tensor]) -> Self:
         """Set the fields on the device, which stay in the same memory. Returns this object."""
