@@ -1,0 +1,1 @@
+"""The gateway: one address in front of many deployments, whose models share GPUs by bytes. No torch, no plugin code."""

@@ -1,0 +1,127 @@
+"""Interfaces between the parts of the gateway.
+
+door      HTTP: finds the model and the tenant of a request, streams bytes between client and replica
+fleet     deployments behind the models: starts them, wakes them, lets idle ones sleep, says what a request waits for
+tenants   keys, rights, quotas, fair order and usage
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class ModelState(enum.StrEnum):
+    """State of a model behind the gateway. Only `READY` and `IDLE` take requests at once."""
+
+    ABSENT = "absent"
+    LOADING = "loading"
+    READY = "ready"
+    IDLE = "idle"
+    SLEEPING = "sleeping"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A deployment that serves a model. url: of its api, without a slash at the end."""
+
+    model: str
+    deployment: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Progress of what a request waits for, for SSE comments and `top`. share: 0 to 1, None if unknown."""
+
+    state: ModelState
+    text: str
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model for `/v1/models`, `ps`, `top` and `/metrics`.
+
+    held: bytes of the ledger by GPU. queued: requests that wait for it. reason: what they wait for.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    state: ModelState
+    replicas: tuple[Replica, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
+    running: int = 0
+    queued: int = 0
+    wakes: int = 0
+    reason: str = ""
+
+
+class Fleet(Protocol):
+    """The deployments behind the models."""
+
+    def models(self) -> Sequence[ModelStatus]:
+        """Return all models, by name."""
+        ...
+
+    def resolve(self, name: str) -> str | None:
+        """Return the model that a name or an alias means, None if there is none."""
+        ...
+
+    async def ready(self, model: str, progress: Callable[[Progress], None]) -> Sequence[Replica]:
+        """Return the replicas of a model that take requests, after it was loaded or woken if it must be.
+
+        Raises Unavailable with `retry_after_s` where its queue is full, where it failed, or where no room can be made:
+        the error names the deployments that hold the memory.
+        """
+        ...
+
+    def using(self, replica: Replica) -> AbstractContextManager[None]:
+        """Hold a replica awake while a request runs on it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """Facts of a request before it is forwarded.
+
+    key: the text behind `Bearer`, None without. request_id: under which the deployment reports its usage.
+    """
+
+    model: str
+    route: str
+    request_id: str
+    key: str | None = None
+
+
+class Permit(Protocol):
+    """The right of one request to run. Its usage is counted from the deployment's own report, not from the answer."""
+
+    @property
+    def tenant(self) -> str:
+        """Return the tenant's name."""
+        ...
+
+    def close(self, status: int) -> None:
+        """End the request. status: HTTP status that the client saw, 499 if it left."""
+        ...
+
+
+class Gate(Protocol):
+    """Rights and quotas of tenants."""
+
+    def models_of(self, key: str | None, models: Sequence[str]) -> Sequence[str]:
+        """Return those of the models that a key may see. Raises Refused (401) for an unknown key."""
+        ...
+
+    async def admit(self, facts: RequestFacts) -> Permit:
+        """Return when the request may run: in the fair order of tenants, within their quotas.
+
+        Raises NotFound for a model without a right to it, as if it were absent, and Overloaded (429) with
+        `retry_after_s` where a quota is reached: the error says which and when it is renewed.
+        """
+        ...
