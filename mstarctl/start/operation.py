@@ -17,12 +17,15 @@ def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], N
 
     Raises StartError if the operation fails, Unreachable if the deployment ends.
     """
-    seen = None
+    said = 0
     while True:
         head = admin.head()
         latest = head["operation"] or {}
         if latest.get("number") != operation["number"]:
             raise Unreachable(f"the {operation['kind']} is not known any more", "its supervisor was started again")
+        for step in latest["steps"][said:]:
+            said += 1
+            say(f"  {said} of {latest['total']}  {step}")
         if latest["state"] == "failed":
             detail = f"{latest['done']} of {latest['total']} steps were done: {latest['step']} failed"
             raise StartError(latest["error"], detail, latest["hint"] or f"mstarctl logs {admin.name}")
@@ -30,7 +33,4 @@ def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], N
             return head
         if head["state"] == "stopping":
             raise Unreachable(f"{admin.name} was stopped during the {operation['kind']}", head["reason"])
-        if (step := (latest["done"], latest["step"])) != seen and latest["step"]:
-            seen = step
-            say(f"  {latest['done'] + 1} of {latest['total']}  {latest['step']}")
         time.sleep(POLL_S)

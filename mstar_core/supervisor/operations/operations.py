@@ -188,7 +188,7 @@ class Operations:
     def begin(self, kind: str, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
         """Begin an operation of one step, during which the deployment stays ready. Returns its record."""
         operation = self._begin(kind, 1)
-        operation.step = kind
+        operation.begin(kind, 0)
         self._start(self._carry_out(operation, work))
         return operation.facts()
 
@@ -239,7 +239,7 @@ class Operations:
 
     def _step(self, operation: Operation, step: str, done: int) -> None:
         self._check_serving()
-        operation.step, operation.done = step, done
+        operation.begin(step, done)
         self._show(f"{operation.kind}: {step}, {done + 1} of {operation.total}")
 
     def _check_serving(self) -> None:
