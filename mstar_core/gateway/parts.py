@@ -35,7 +35,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class LoadProgress:
     """Progress of what a request waits for, for SSE comments and `top`. share: 0 to 1, None if unknown."""
 
     state: ModelState
@@ -72,7 +72,7 @@ class Fleet(Protocol):
         """Return the model that a name or an alias means, None if there is none."""
         ...
 
-    async def ready(self, model: str, progress: Callable[[Progress], None]) -> Sequence[Replica]:
+    async def ready(self, model: str, progress: Callable[[LoadProgress], None]) -> Sequence[Replica]:
         """Return the replicas of a model that take requests, after it was loaded or woken if it must be.
 
         Raises Unavailable with `retry_after_s` where its queue is full, where it failed, or where no room can be made:
@@ -89,13 +89,15 @@ class Fleet(Protocol):
 class RequestFacts:
     """Facts of a request before it is forwarded.
 
-    key: the text behind `Bearer`, None without. request_id: under which the deployment reports its usage.
+    model: its name, not an alias. key: the text behind `Bearer`, None without. request_id: under which the deployment
+    reports its usage (X-Request-ID). max_output_tokens: that the request allows, None if it does not say.
     """
 
     model: str
     route: str
     request_id: str
     key: str | None = None
+    max_output_tokens: int | None = None
 
 
 class Permit(Protocol):
@@ -104,6 +106,15 @@ class Permit(Protocol):
     @property
     def tenant(self) -> str:
         """Return the tenant's name."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return headers for the answer: `x-ratelimit-*` of the tenant's quotas; empty without quotas."""
+        ...
+
+    def forwarded(self, replica: Replica) -> None:
+        """Note the replica that the request is sent to, which will report its usage. Again for each retry."""
         ...
 
     def close(self, status: int) -> None:
