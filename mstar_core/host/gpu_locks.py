@@ -1,89 +1,125 @@
-"""Lock files, one per GPU of this host, that keep two deployments off one GPU.
+"""Locks of this host's GPUs: a deployment holds a whole GPU, or a share of its memory beside others.
 
-Supervisors hold the locks; `up` checks them. A lock belongs to the open file, so lock files are never removed: a new
-file of the same name would be a second lock.
+Supervisors hold the locks; `up` checks them. A lock belongs to the open file, so lock files of whole GPUs are never
+removed: a new file of the same name would be a second lock.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import re
-import stat
-import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
 from mstar_core.errors import StartError
+from mstar_core.host.ledger.lock_files import (
+    FOLDER,
+    FOLDER_VARIABLE,
+    Holder,
+    held_in,
+    holder_of,
+    lock_folder,
+    lock_path,
+    note_holder,
+    open_lock,
+    read_record,
+)
+from mstar_core.host.ledger.shares import (
+    Claim,
+    device_text,
+    gib,
+    gpu_shares,
+    is_exclusive,
+    ledgers,
+    resize_share,
+    take_shares,
+)
 from mstar_core.host.run_dir import lock_soon
 
-FOLDER: Final = "mstar-gpus"
-FOLDER_VARIABLE: Final = "MSTAR_GPU_LOCK_DIR"
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The deployment that holds a GPU. pid: 0 if unknown."""
-
-    pid: int = 0
-    name: str = ""
-    user: str = ""
-
-    def __str__(self) -> str:
-        who = f"deployment {self.name!r}" if self.name else "another deployment"
-        facts = [f"pid {self.pid}"] if self.pid else []
-        facts += [f"user {self.user}"] if self.user else []
-        return f"{who} ({', '.join(facts)})" if facts else who
-
-
-def lock_folder() -> Path:
-    """Return the folder of the locks: $MSTAR_GPU_LOCK_DIR, else /dev/shm, where old files are not cleaned up."""
-    chosen = os.environ.get(FOLDER_VARIABLE)
-    if chosen:
-        return Path(chosen)
-    shared = Path("/dev/shm")
-    return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / FOLDER
-
-
-def lock_path(key: str) -> Path:
-    """Return the path of a GPU's lock. key: its UUID, or another name that is unique on this host."""
-    return lock_folder() / _UNSAFE.sub("_", key)
+__all__ = [
+    "FOLDER",
+    "FOLDER_VARIABLE",
+    "Claim",
+    "Holder",
+    "acquire_gpus",
+    "gpu_holder",
+    "gpu_holders",
+    "is_share",
+    "lock_folder",
+    "lock_path",
+    "note_holder",
+    "release",
+    "resize_gpus",
+    "taken_error",
+]
 
 
 def gpu_holder(key: str) -> Holder | None:
-    """Return the current holder of a GPU, None if it is free. Does not keep the lock."""
+    """Return the holder of a GPU, or the first of those that share it; None if it is free. Does not keep the lock."""
+    return next(iter(gpu_holders(key)), None)
+
+
+def gpu_holders(key: str) -> list[Holder]:
+    """Return the deployment that holds a GPU, or those that share its memory. Does not keep the lock."""
     try:
         fd = os.open(lock_path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None
+        return gpu_shares(key)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
     except BlockingIOError:
-        return _read(fd)
+        return [holder_of(read_record(fd))]
     finally:
         os.close(fd)
+    return gpu_shares(key)
 
 
-def acquire_gpus(gpus: Mapping[str, str], name: str) -> dict[str, int]:
+def acquire_gpus(gpus: Mapping[str, str], name: str, claims: Mapping[str, Claim] | None = None) -> dict[str, int]:
     """Lock all the GPUs or none, and return the descriptors that hold the locks by key. gpus: device -> key.
 
-    Raises StartError that names the holder of a GPU in use.
+    claims: memory by key, of the GPUs that are shared; the others are held alone. Raises StartError that names the
+    holders of a GPU in use, and the bytes that are missing.
     """
+    shared = {key: claim for key, claim in (claims or {}).items() if key in gpus.values()}
     held: dict[str, int] = {}
     try:
+        with ledgers(list(shared)):
+            for key, claim in shared.items():
+                if is_exclusive(key):
+                    raise taken_error(claim.device, next(iter(gpu_holders(key)), Holder()))
+            held |= take_shares(shared, name)
         for device, key in sorted(gpus.items(), key=lambda pair: pair[1]):  # a fixed order prevents deadlock
-            held[key] = _acquire(device, key, name)
+            if key not in shared and key not in held:
+                held[key] = _acquire(device, key, name)
     except BaseException:
         release(held)
         raise
     return held
+
+
+def resize_gpus(held: Mapping[str, int], claims: Mapping[str, Claim], name: str) -> None:
+    """Change the shares that this process holds, all or none.
+
+    A sleeping deployment gives memory back. It takes it again when it wakes, which may be refused. held: descriptors by
+    key; GPUs that are held alone stay so. Raises StartError as `acquire_gpus`.
+    """
+    shared = {key: claim for key, claim in claims.items() if key in held and is_share(held[key])}
+    with ledgers(list(shared)):
+        before = {key: held_in(read_record(held[key])) or 0 for key in shared}
+        try:
+            for key, claim in shared.items():
+                resize_share(key, held[key], claim, name)
+        except BaseException:
+            for key, claim in shared.items():
+                was = Claim(device=claim.device, need_bytes=before[key], total_bytes=claim.total_bytes)
+                with suppress(StartError):
+                    resize_share(key, held[key], was, name)
+            raise
+
+
+def is_share(fd: int) -> bool:
+    """Return whether a descriptor of `acquire_gpus` holds a share of a GPU, not the whole."""
+    return held_in(read_record(fd)) is not None
 
 
 def release(held: Mapping[str, int]) -> None:
@@ -95,18 +131,21 @@ def release(held: Mapping[str, int]) -> None:
 def taken_error(device: str, holder: Holder) -> StartError:
     """Return the error of a start that needs a GPU in use."""
     hint = f"mstarctl down {holder.name}, or choose others with --gpus" if holder.name else "choose others with --gpus"
+    part = "" if holder.held_bytes is None else f" {gib(holder.held_bytes)} of"
+    where = device_text(device) if ":" in device else f"GPU {device}"
     return StartError(
-        f"GPU {device.partition(':')[2] or device} is in use",
-        f"{holder} holds it",
+        f"{where} is in use",
+        f"{holder} holds{part} it",
         hint,
         phase="plan",
         code="gpu_in_use",
+        holders=[holder.name] if holder.name else [],
     )
 
 
 def _acquire(device: str, key: str, name: str) -> int:
     try:
-        fd = _open(lock_path(key))
+        fd = open_lock(lock_path(key))
     except OSError as error:
         raise StartError(
             "the lock of a GPU cannot be opened",
@@ -115,59 +154,14 @@ def _acquire(device: str, key: str, name: str) -> int:
             phase="plan",
             code="gpu_lock",
         ) from error
-    if not lock_soon(fd):
-        holder = _read(fd)
+    try:
+        if not lock_soon(fd):
+            raise taken_error(device, holder_of(read_record(fd)))
+        with ledgers([key]):  # a share is taken only while no process holds the whole GPU, so one of both is refused
+            for sharer in gpu_shares(key):
+                raise taken_error(device, sharer)
+    except BaseException:
         os.close(fd)
-        raise taken_error(device, holder) from None
+        raise
     note_holder(fd, name)
     return fd
-
-
-def note_holder(fd: int, name: str) -> None:
-    """Write this process into the lock that it holds, for the errors of others."""
-    with suppress(OSError):  # another user's file can be locked but not written: its holder stays unnamed
-        facts = {"pid": os.getpid(), "name": name, "user": _user(), "since": round(time.time())}
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(facts).encode(), 0)
-
-
-def _open(path: Path) -> int:
-    """Open a lock, for writing if permitted. The first use creates it with access for every user of the host."""
-    if not path.parent.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):
-            path.parent.chmod(0o1777)
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileExistsError):
-        fd = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        os.fchmod(fd, 0o666)
-        return fd
-    try:
-        fd = os.open(path, flags | os.O_RDWR)
-    except PermissionError:
-        fd = os.open(path, flags | os.O_RDONLY)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(0, "not a regular file")
-    return fd
-
-
-def _read(fd: int) -> Holder:
-    try:
-        facts = json.loads(os.pread(fd, 4096, 0))
-        pid = int(facts["pid"])
-        os.kill(pid, 0)
-        return Holder(pid=pid, name=str(facts["name"]), user=str(facts["user"]))
-    except PermissionError:
-        return Holder(pid=pid, name=str(facts["name"]), user=str(facts["user"]))
-    except (ValueError, KeyError, TypeError, OSError):  # nothing is written yet, or its writer has exited
-        return Holder()
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
