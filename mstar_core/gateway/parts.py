@@ -11,7 +11,10 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mstar_core.gateway.serve_file import ServeFile
 
 
 class ModelState(enum.StrEnum):
@@ -27,11 +30,16 @@ class ModelState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """A deployment that serves a model. url: of its api, without a slash at the end."""
+    """A deployment that serves a model. url: of its api, without a slash at the end. key: an API key that it accepts.
+
+    is_local: it runs on this host, so that its run directory is the one of its name.
+    """
 
     model: str
     deployment: str
     url: str
+    key: str | None = field(default=None, repr=False)
+    is_local: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +70,19 @@ class ModelStatus:
 
 
 class Fleet(Protocol):
-    """The deployments behind the models."""
+    """The deployments behind the models. Made on the gateway's event loop, by `assembly.make_fleet`."""
+
+    async def start(self) -> None:
+        """Find the deployments that run already, those that an earlier gateway started included."""
+        ...
+
+    async def close(self, *, is_final: bool) -> None:
+        """Stop to manage. is_final: end the deployments that the gateway started; else another gateway goes on."""
+        ...
+
+    async def apply(self, serve: ServeFile) -> None:
+        """Take over changed models and budgets. Requests that run are not disturbed."""
+        ...
 
     def models(self) -> Sequence[ModelStatus]:
         """Return all models, by name."""
@@ -123,7 +143,28 @@ class Permit(Protocol):
 
 
 class Gate(Protocol):
-    """Rights and quotas of tenants."""
+    """Rights and quotas of tenants. Made on the gateway's event loop, by `assembly.make_gate`.
+
+    takes_keys: keys of requests are those of tenants, so the door replaces them by the deployment's own. Otherwise
+    the key of a request goes to the deployment, which checks it.
+    """
+
+    @property
+    def takes_keys(self) -> bool:
+        """Return whether keys of requests are those of tenants."""
+        ...
+
+    async def start(self) -> None:
+        """Open the stores, and continue with what an earlier gateway counted."""
+        ...
+
+    async def close(self) -> None:
+        """Write what is counted and close the stores."""
+        ...
+
+    async def apply(self, serve: ServeFile) -> None:
+        """Take over changed tenants."""
+        ...
 
     def models_of(self, key: str | None, models: Sequence[str]) -> Sequence[str]:
         """Return those of the models that a key may see. Raises Refused (401) for an unknown key."""

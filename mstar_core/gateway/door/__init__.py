@@ -1,0 +1,1 @@
+"""HTTP of the gateway: routes requests to replicas and streams bytes both ways."""

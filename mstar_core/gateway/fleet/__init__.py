@@ -1,0 +1,1 @@
+"""Deployments behind the models of a gateway."""

@@ -1,0 +1,77 @@
+"""State of a deployment of this host, read from its admin socket. Used by fleets."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from mstar_core.gateway.parts import LoadProgress, ModelState
+
+ANSWER_S: Final = 2.0
+STATES: Final = {
+    "starting": ModelState.LOADING,
+    "ready": ModelState.READY,
+    "degraded": ModelState.READY,
+    "sleeping": ModelState.SLEEPING,
+    "asleep": ModelState.SLEEPING,
+    "failed": ModelState.FAILED,
+    "unhealthy": ModelState.FAILED,
+}
+"""States of a model by those of a deployment. A deployment that drains or stops is absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentHead:
+    """Report of a supervisor. done, total: bytes of the current phase of a start."""
+
+    state: str
+    reason: str = ""
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    running: int = 0
+    waiting: int = 0
+    pid: int = 0
+
+    @property
+    def model_state(self) -> ModelState:
+        """The state of the model that this deployment serves."""
+        return STATES.get(self.state, ModelState.ABSENT)
+
+    @property
+    def progress(self) -> LoadProgress:
+        """LoadProgress of the start, for requests that wait for it."""
+        share = self.done / self.total if self.total else None
+        return LoadProgress(state=self.model_state, text=self.phase or self.reason or self.state, share=share)
+
+
+async def read_head(admin_socket: Path) -> DeploymentHead | None:
+    """Return the head of a deployment; None if its supervisor does not answer in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            facts = await _get(admin_socket, "/v1/")
+    except (OSError, TimeoutError, ValueError, EOFError):
+        return None
+    known = {name: facts[name] for name in DeploymentHead.__slots__ if facts.get(name) is not None}
+    return DeploymentHead(**known) if "state" in known else None
+
+
+async def _get(admin_socket: Path, path: str) -> dict[str, Any]:
+    """Return the JSON object at a path of an admin socket. The connection is closed by the answer's end."""
+    reader, writer = await asyncio.open_unix_connection(str(admin_socket), limit=1 << 20)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: mstar\r\nConnection: close\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.read()
+    finally:
+        writer.close()
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise ValueError(head[:64])
+    answer = msgspec.json.decode(body)
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is not an object")
+    return answer
