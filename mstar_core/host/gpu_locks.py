@@ -25,7 +25,7 @@ from mstar_core.host.ledger.lock_files import (
     read_record,
 )
 from mstar_core.host.ledger.shares import (
-    Claim,
+    MemoryClaim,
     device_text,
     gib,
     gpu_shares,
@@ -39,8 +39,8 @@ from mstar_core.host.run_dir import lock_soon
 __all__ = [
     "FOLDER",
     "FOLDER_VARIABLE",
-    "Claim",
     "Holder",
+    "MemoryClaim",
     "acquire_gpus",
     "gpu_holder",
     "gpu_holders",
@@ -74,7 +74,7 @@ def gpu_holders(key: str) -> list[Holder]:
     return gpu_shares(key)
 
 
-def acquire_gpus(gpus: Mapping[str, str], name: str, claims: Mapping[str, Claim] | None = None) -> dict[str, int]:
+def acquire_gpus(gpus: Mapping[str, str], name: str, claims: Mapping[str, MemoryClaim] | None = None) -> dict[str, int]:
     """Lock all the GPUs or none, and return the descriptors that hold the locks by key. gpus: device -> key.
 
     claims: memory by key, of the GPUs that are shared; the others are held alone. Raises StartError that names the
@@ -97,7 +97,7 @@ def acquire_gpus(gpus: Mapping[str, str], name: str, claims: Mapping[str, Claim]
     return held
 
 
-def resize_gpus(held: Mapping[str, int], claims: Mapping[str, Claim], name: str) -> None:
+def resize_gpus(held: Mapping[str, int], claims: Mapping[str, MemoryClaim], name: str) -> None:
     """Change the shares that this process holds, all or none.
 
     A sleeping deployment gives memory back. It takes it again when it wakes, which may be refused. held: descriptors by
@@ -111,7 +111,7 @@ def resize_gpus(held: Mapping[str, int], claims: Mapping[str, Claim], name: str)
                 resize_share(key, held[key], claim, name)
         except BaseException:
             for key, claim in shared.items():
-                was = Claim(device=claim.device, need_bytes=before[key], total_bytes=claim.total_bytes)
+                was = MemoryClaim(device=claim.device, need_bytes=before[key], total_bytes=claim.total_bytes)
                 with suppress(StartError):
                     resize_share(key, held[key], was, name)
             raise

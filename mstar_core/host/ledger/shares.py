@@ -34,7 +34,7 @@ GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class MemoryClaim:
     """Memory that a deployment needs of a GPU. device: for people, `cuda:0`. Bytes; total_bytes: of the device."""
 
     device: str
@@ -81,7 +81,7 @@ def ledgers(keys: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def take_shares(claims: Mapping[str, Claim], name: str) -> dict[str, int]:
+def take_shares(claims: Mapping[str, MemoryClaim], name: str) -> dict[str, int]:
     """Take a share of each GPU or none, and return the descriptors that hold them by key. claims: by key.
 
     The caller holds the ledgers. Raises StartError that names the holders and the bytes that are missing.
@@ -101,7 +101,7 @@ def take_shares(claims: Mapping[str, Claim], name: str) -> dict[str, int]:
     return held
 
 
-def check_claim(key: str, claim: Claim, name: str, *, ours: int | None = None) -> None:
+def check_claim(key: str, claim: MemoryClaim, name: str, *, ours: int | None = None) -> None:
     """Raise StartError if the memory of a GPU does not suffice beside the shares of others.
 
     ours: descriptor of the share that grows to the claim, None for a new one.
@@ -115,7 +115,7 @@ def check_claim(key: str, claim: Claim, name: str, *, ours: int | None = None) -
     raise short_error(claim, name, others, short)
 
 
-def resize_share(key: str, fd: int, claim: Claim, name: str) -> None:
+def resize_share(key: str, fd: int, claim: MemoryClaim, name: str) -> None:
     """Change the bytes of a share that this process holds. The caller holds the ledger.
 
     Raises StartError, and changes nothing, if it grows beyond the memory that others leave.
@@ -125,7 +125,7 @@ def resize_share(key: str, fd: int, claim: Claim, name: str) -> None:
     write_record(fd, name, claim.need_bytes)
 
 
-def short_error(claim: Claim, name: str, others: Sequence[Holder], short: int) -> StartError:
+def short_error(claim: MemoryClaim, name: str, others: Sequence[Holder], short: int) -> StartError:
     """Return the refusal of a claim: the bytes that are asked, held and missing, and the holders."""
     where = device_text(claim.device)
     holders = [other.name for other in others if other.name]

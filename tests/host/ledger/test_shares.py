@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mstar_core.errors import StartError
 from mstar_core.host.gpu_locks import (
     FOLDER_VARIABLE,
-    Claim,
+    MemoryClaim,
     acquire_gpus,
     gpu_holder,
     gpu_holders,
@@ -45,12 +45,12 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "locks"
 
 
-def claims(**gib: float) -> dict[str, Claim]:
+def claims(**gib: float) -> dict[str, MemoryClaim]:
     """Claims by key from GiB by the letter of a GPU: `claims(a=20)`."""
     devices = {key: device for device, key in GPUS.items()}
     keys = {letter: f"GPU-{letter * 4}" for letter in gib}
     return {
-        keys[letter]: Claim(device=devices[keys[letter]], need_bytes=int(size * GIB), total_bytes=TOTAL)
+        keys[letter]: MemoryClaim(device=devices[keys[letter]], need_bytes=int(size * GIB), total_bytes=TOTAL)
         for letter, size in gib.items()
     }
 
@@ -124,8 +124,8 @@ def test_a_sleeper_gives_memory_back_and_may_not_get_it_again(folder: Path) -> N
 
 def test_a_killed_holder_leaves_no_share_behind(folder: Path) -> None:
     body = (
-        "import sys\nfrom mstar_core.host.gpu_locks import Claim, acquire_gpus\n"
-        f"claim = Claim(device='cuda:0', need_bytes={70 * GIB}, total_bytes={TOTAL})\n"
+        "import sys\nfrom mstar_core.host.gpu_locks import MemoryClaim, acquire_gpus\n"
+        f"claim = MemoryClaim(device='cuda:0', need_bytes={70 * GIB}, total_bytes={TOTAL})\n"
         "kept = acquire_gpus({'cuda:0': 'GPU-aaaa'}, 'other', {'GPU-aaaa': claim})\n"
         "print('held', flush=True)\nsys.stdin.read()\n"
     )
