@@ -8,8 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-QUALITY: Final = {"crf": "18", "preset": "veryfast"}
-"""Options of the encoder. Source: crf 18 to 20 is comparable with the official writer's quality."""
+QUALITY: Final = {"crf": "18", "preset": "veryfast", "x264-params": "mbtree=0"}
+"""Options of the encoder. Source: crf 18 to 20 is comparable with the official writer's quality.
+
+Without the macroblock tree, because libx264 computes it differently from run to run on processors with AVX-512: equal
+frames would give different files.
+"""
 
 
 class Film:
