@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -38,11 +38,11 @@ ROLES: Final[dict[str, Role]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaReference:
-    """A file referenced by a message part. field: its position. is_base64: source is data, not a URL."""
+    """A file referenced by a message part. field: its position. source: a URL, base64 data, or the file itself."""
 
     field: str
     modality: str
-    source: str
+    source: str | bytes
     is_base64: bool = False
 
 
@@ -79,12 +79,15 @@ async def read_messages(
     fetcher: Fetcher,
     *,
     most_files: int | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Conversation:
     """Parse messages and fetch their media. most_files: in place of the limit of a request.
 
+    files: known files in place of the data of `input_audio` parts, by the position of the part.
+
     Raises RequestError, TooLarge, UnsupportedType, BadMedia.
     """
-    conversation = collected(messages, spec)
+    conversation = collected(messages, spec, files or {})
     if not conversation.order:
         raise RequestError(
             "the request has no input", hint="send a message with content", field="messages", code="missing_field"
@@ -109,8 +112,10 @@ async def read_messages(
     return conversation
 
 
-def collected(messages: Sequence[ChatMessage], spec: ModelSpec) -> Conversation:
-    """Parse messages without fetching media. Raises RequestError, UnsupportedType."""
+def collected(
+    messages: Sequence[ChatMessage], spec: ModelSpec, files: Mapping[str, bytes] | None = None
+) -> Conversation:
+    """Parse messages without fetching media. files: see `read_messages`. Raises RequestError, UnsupportedType."""
     conversation = Conversation()
     counts: dict[str, int] = {}
     calls = CallOrder(spec)
@@ -118,7 +123,7 @@ def collected(messages: Sequence[ChatMessage], spec: ModelSpec) -> Conversation:
         turn = _turn(message, f"messages[{number}]", calls, spec)
         order: list[tuple[str, int]] = []
         for place, part in _parts(message, f"messages[{number}].content"):
-            modality = _add(conversation, part, place, spec)
+            modality = _add(conversation, part, place, spec, files or {})
             if modality is not None:
                 order.append((modality, counts.get(modality, 0)))
                 counts[modality] = counts.get(modality, 0) + 1
@@ -147,7 +152,9 @@ def _parts(message: ChatMessage, place: str) -> list[tuple[str, ContentPart]]:
     return [(f"{place}[{index}]", part) for index, part in enumerate(content)]
 
 
-def _add(conversation: Conversation, part: ContentPart, place: str, spec: ModelSpec) -> str | None:
+def _add(
+    conversation: Conversation, part: ContentPart, place: str, spec: ModelSpec, files: Mapping[str, bytes]
+) -> str | None:
     match part:
         case TextPart():
             if not part.text:
@@ -162,7 +169,10 @@ def _add(conversation: Conversation, part: ContentPart, place: str, spec: ModelS
             reference = MediaReference(field=f"{place}.audio_url", modality="audio", source=_url(part.audio_url))
         case InputAudioPart():
             reference = MediaReference(
-                field=f"{place}.input_audio", modality="audio", source=part.input_audio.data, is_base64=True
+                field=f"{place}.input_audio",
+                modality="audio",
+                source=files.get(place, part.input_audio.data),
+                is_base64=True,
             )
     if spec.input(reference.modality) is None:
         raise UnsupportedType(
@@ -180,6 +190,8 @@ def _url(reference: MediaUrl | str) -> str:
 
 
 async def _part(reference: MediaReference, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
+    if isinstance(reference.source, bytes):
+        return MediaPart(modality=reference.modality, data=reference.source)
     if reference.is_base64:
         return await part_of_base64(reference.field, reference.source, reference.modality)
     return await part_of_url(reference.field, reference.source, reference.modality, fetcher, allowance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from mstar_core.api.parse.tools import ChatOptions, read_effort, read_tools
 from mstar_core.api.realtime.chat_form import chat_layout
 from mstar_core.api.realtime.history import MOST_ITEMS
 from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, text_of
-from mstar_core.api.realtime.settings import RealtimeSettings, TranscriptRules, Truncation
+from mstar_core.api.realtime.settings import RealtimeSettings, TranscriptRules
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import openai_parsed
 from mstar_core.api.routes.sound.speech import speech_outputs, spoken_call
@@ -89,7 +88,14 @@ async def answer_call(
     try:
         # A conversation limits its items and its sound by itself: it may have more turns than a request has uploads.
         call = await chat_call(
-            turn, layout.messages, outputs_of(spec, settings), options, params, None, most_files=MOST_ITEMS
+            turn,
+            layout.messages,
+            outputs_of(spec, settings),
+            options,
+            params,
+            None,
+            most_files=MOST_ITEMS,
+            files=layout.files,
         )
     except RequestError as error:
         raise layout.named(error) from error
@@ -111,29 +117,6 @@ def transcript_call(turn: Exchange, rules: TranscriptRules, part: HeardPart) -> 
     params = openai_parsed(turn, {}, TEXT, {"language": rules.language, "prompt": rules.prompt}, "transcription")
     body = TranscriptionRequest(language=rules.language, prompt=rules.prompt)
     text = instruction(spec, body)
-    media = MediaPart(modality="audio", data=base64.b64decode(part.file))
+    media = MediaPart(modality="audio", data=part.file)
     order = [("audio", 0), *([("text", 0)] if text else [])]
     return params.request(turn.request_id, turn.route, text=text, media=(media,), order=order, outputs=TEXT)
-
-
-def shortened(entries: Sequence[Entry], rules: Truncation) -> list[Entry] | None:
-    """Return the items without the oldest ones, for a context that cannot hold all; None if there is nothing to drop.
-
-    The rest begins with a message of the user. Messages of the system at the begin stay.
-    """
-    if rules.is_off:
-        return None
-    first = next((n for n, each in enumerate(entries) if not _is_system(each)), len(entries))
-    head, body = list(entries[:first]), list(entries[first:])
-    least = 1 if rules.keeps is None else max(1, len(body) - int(len(body) * rules.keeps))
-    begins = (n for n, each in enumerate(body) if n >= least and _is_user(each))
-    start = next(begins, None)
-    return None if start is None else [*head, *body[start:]]
-
-
-def _is_system(entry: Entry) -> bool:
-    return isinstance(entry, MessageEntry) and entry.role == "system"
-
-
-def _is_user(entry: Entry) -> bool:
-    return isinstance(entry, MessageEntry) and entry.role == "user"

@@ -34,10 +34,14 @@ _MESSAGE = re.compile(r"messages\[(?P<number>\d+)\][\w.\[\]]*")
 
 @dataclass(slots=True)
 class ChatLayout:
-    """Chat messages, and the id of the item behind each; empty for the instructions."""
+    """Chat messages, and the id of the item behind each; empty for the instructions.
+
+    files: sounds by the position of their part. They are neither encoded nor copied for a request.
+    """
 
     messages: list[ChatMessage] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
 
     def named(self, error: RequestError) -> RequestError:
         """Let an error of the chat layer name items in place of messages."""
@@ -52,6 +56,19 @@ class ChatLayout:
     def _name(self, number: int) -> str:
         name = self.ids[number] if number < len(self.ids) else ""
         return f"item {name}" if name else "instructions"
+
+    def add_parts(self, entry: MessageEntry) -> None:
+        """Append a message of the parts that have content, if there are any."""
+        content: list[ContentPart] = []
+        for part in entry.parts:
+            shown = _part(part)
+            if shown is None:
+                continue
+            if isinstance(part, HeardPart):
+                self.files[f"messages[{len(self.messages)}].content[{len(content)}]"] = part.file
+            content.append(shown)
+        if content:
+            self.add(entry.id, ChatMessage(role=entry.role, content=content))
 
     def add(self, item_id: str, message: ChatMessage) -> None:
         """Append a message."""
@@ -72,9 +89,7 @@ def chat_layout(instructions: str, entries: Sequence[Entry]) -> ChatLayout:
     for entry in entries:
         match entry:
             case MessageEntry():
-                content = [part for part in map(_part, entry.parts) if part is not None]
-                if content:
-                    layout.add(entry.id, ChatMessage(role=entry.role, content=content))
+                layout.add_parts(entry)
             case CallEntry() if entry.call_id in results:
                 result = results[entry.call_id]
                 function = CalledFunction(name=entry.name, arguments=entry.arguments)
@@ -95,4 +110,4 @@ def _part(part: ItemPart) -> ContentPart | None:
         case PicturePart():
             return ImagePart(image_url=part.url)
         case HeardPart():
-            return InputAudioPart(input_audio=InputAudio(data=part.file, format="wav"))
+            return InputAudioPart(input_audio=InputAudio(data="", format="wav"))

@@ -16,7 +16,7 @@ import numpy as np
 from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.realtime.floor import ConversationStatus, Floor
-from mstar_core.api.realtime.history import History, new_id
+from mstar_core.api.realtime.history import History, PromptSizes, new_id
 from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart, sounds_of
 from mstar_core.api.realtime.reading_ahead import ReadingAhead
 from mstar_core.api.realtime.reports import Reports
@@ -86,6 +86,7 @@ class RealtimeConversation:
         self._probabilities: SpeechProbabilities | None = None
         self._runs: dict[str, ResponseRun] = {}
         self._left_out: set[str] = set()
+        self._sizes = PromptSizes()
         self._transcriber = Transcriber(reports, self._next_turn)
         self._ahead = ReadingAhead(exchange, session_id, self._next_turn)
         self._number = 0
@@ -195,7 +196,7 @@ class RealtimeConversation:
         def known(seconds: float | None) -> list[Entry]:
             entries = self._entries()
             if seconds is not None:
-                part = HeardPart(self._buffer.copy(start, start + int(seconds * self._rate)), self._rate)
+                part = HeardPart.of(self._buffer.copy(start, start + int(seconds * self._rate)), self._rate)
                 entries.append(MessageEntry(id="", role="user", parts=[part]))
             return entries
 
@@ -206,7 +207,7 @@ class RealtimeConversation:
         rules = self.settings.transcripts
         if detector.rules.is_semantic and rules is not None:
             place = detector.first_ms * self._rate // 1000, detector.now_ms * self._rate // 1000
-            self._transcriber.begin_draft(HeardPart(self._buffer.copy(*place), self._rate), rules)
+            self._transcriber.begin_draft(HeardPart.of(self._buffer.copy(*place), self._rate), rules)
 
     def _speech_began(self, detector: TurnDetector) -> None:
         self._stop_idle()
@@ -238,7 +239,7 @@ class RealtimeConversation:
         self._ahead.stop()
         item_id, self._next_item = self._next_item or new_id("item"), ""
         before = self.history.last_id
-        part = HeardPart(samples, self._rate)
+        part = HeardPart.of(samples, self._rate)
         self._reports.sound_committed(item_id, before)
         self.create(MessageEntry(id=item_id, role="user", parts=[part]))
         if self.settings.transcripts is not None:
@@ -275,7 +276,7 @@ class RealtimeConversation:
         self._check_hears()
         stream = PieceResampler(form.rate, self._rate)
         samples = form.decode(data, field)
-        part = HeardPart(np.concatenate([stream.push(samples), stream.flush()]), self._rate)
+        part = HeardPart.of(np.concatenate([stream.push(samples), stream.flush()]), self._rate)
         self._check_kept(len(part.samples))
         return part
 
@@ -352,6 +353,7 @@ class RealtimeConversation:
         self._floor.answers += 1
         hooks = RunHooks(
             session_id="" if order.is_apart else self._session_id,
+            sizes=PromptSizes() if order.is_apart else self._sizes,
             join=self.history.insert,
             has_room=self._has_room,
             dropped=self._leave_out,

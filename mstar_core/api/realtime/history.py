@@ -1,12 +1,13 @@
-"""Items of a conversation in order, by id. Owned by the conversation."""
+"""Items of a conversation in order, by id, and those that stay in a full context. Owned by the conversation."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mstar_core.api.realtime.items import CallEntry, Entry, ResultEntry
+from mstar_core.api.realtime.items import CallEntry, Entry, MessageEntry, ResultEntry
+from mstar_core.api.realtime.settings import Truncation
 from mstar_core.errors import NotFound, RequestError
 
 ROOT: Final = "root"
@@ -92,3 +93,61 @@ class History:
             code="item_not_found",
             field=field,
         )
+
+
+class PromptSizes:
+    """Tokens of items, as far as prompts have told. Owned by the conversation."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, float] = {}
+        self._last: list[str] = []
+        self._last_tokens = 0
+
+    def note(self, entries: Sequence[Entry], tokens: int) -> None:
+        """Note the tokens of a prompt. One that continues the last prompt tells the tokens of its further items."""
+        ids = [entry.id for entry in entries]
+        known = len(self._last)
+        if len(ids) > known > 0 and ids[:known] == self._last:
+            each = max(0.0, (tokens - self._last_tokens) / (len(ids) - known))
+            self._tokens |= dict.fromkeys(ids[known:], each)
+        self._last, self._last_tokens = ids, tokens
+        self._tokens = {name: size for name, size in self._tokens.items() if name in set(ids)}
+
+    def of(self, entries: Sequence[Entry]) -> list[float]:
+        """Return the tokens of each item. Unknown ones have the mean of the known; if none is known, all have 1."""
+        known = list(self._tokens.values())
+        mean = sum(known) / len(known) if sum(known) else 1.0
+        return [self._tokens.get(entry.id, mean) for entry in entries]
+
+    def exceed(self, entries: Sequence[Entry], tokens: int) -> bool:
+        """Return whether the items behind the system's are known to have more tokens."""
+        head, body = _parted(entries)
+        return bool(self._tokens) and sum(self.of([*head, *body])[len(head) :]) > tokens
+
+
+def shortened(entries: Sequence[Entry], rules: Truncation, sizes: PromptSizes) -> list[Entry] | None:
+    """Return the items without the oldest ones, for a context that cannot hold all; None if there is nothing to drop.
+
+    The rest begins with a message of the user. Messages of the system at the begin stay. So many items leave at once
+    that the next turns have room, because every change of the beginning makes the cached prefix useless.
+    """
+    if rules.is_off:
+        return None
+    head, body = _parted(entries)
+    left = sizes.of(body)
+    total = sum(left)
+    room = rules.keeps * (total if rules.most is None else min(total, rules.most))
+    begins = [number for number, entry in enumerate(body) if number and _is_of(entry, "user")]
+    fitting = (number for number in begins if sum(left[number:]) <= room)
+    start = next(fitting, begins[-1] if begins else None)
+    return None if start is None else [*head, *body[start:]]
+
+
+def _parted(entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Return the messages of the system at the begin, and the rest."""
+    first = next((number for number, entry in enumerate(entries) if not _is_of(entry, "system")), len(entries))
+    return list(entries[:first]), list(entries[first:])
+
+
+def _is_of(entry: Entry, role: str) -> bool:
+    return isinstance(entry, MessageEntry) and entry.role == role

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from mstar_core.api.realtime.sound.formats import Pcm
 from mstar_core.api.realtime.sound.spoken import SpokenText
-from mstar_core.codec import wav_header
+from mstar_core.codec import WAV_HEADER_BYTES, wav_header
 
 Role = Literal["system", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -24,21 +25,26 @@ class WrittenPart:
 
 @dataclass(slots=True)
 class HeardPart:
-    """Sound of the user. samples: [n] at `rate`. transcript: None until it is known."""
+    """Sound of the user. file: a WAV file, which all requests share. transcript: None until it is known."""
 
-    samples: Pcm
+    file: bytes
     rate: int
     transcript: str | None = None
 
+    @classmethod
+    def of(cls, samples: Pcm, rate: int) -> HeardPart:
+        """Return the sound of some samples, [n] at `rate`."""
+        pcm = samples.astype("<i2", copy=False)
+        return cls(b"".join((wav_header(rate, 1, pcm.nbytes), pcm.data)), rate)
+
     @property
-    def file(self) -> str:
-        """Return the sound as a WAV file in base64, equal in every request, so that its cached features are found."""
-        pcm = self.samples.astype("<i2", copy=False).tobytes()
-        return base64.b64encode(wav_header(self.rate, 1, len(pcm)) + pcm).decode()
+    def samples(self) -> Pcm:
+        """Return the samples [n] inside of the file."""
+        return np.frombuffer(self.file, "<i2", offset=WAV_HEADER_BYTES).astype(np.int16, copy=False)
 
     def drop(self) -> None:
         """Forget the sound, which no request reads any more."""
-        self.samples = self.samples[:0].copy()
+        self.file = wav_header(self.rate, 1, 0)
 
 
 @dataclass(slots=True)

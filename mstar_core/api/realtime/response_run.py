@@ -14,7 +14,8 @@ from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.group import GroupPart
 from mstar_core.api.output.encode import EncodedChunk
-from mstar_core.api.realtime.calls import answer_call, converses, pending_text, shortened
+from mstar_core.api.realtime.calls import answer_call, converses, pending_text
+from mstar_core.api.realtime.history import PromptSizes, shortened
 from mstar_core.api.realtime.items import Entry
 from mstar_core.api.realtime.reports import Reports
 from mstar_core.api.realtime.response import RealtimeResponse, ResponseState, StopReason
@@ -36,11 +37,12 @@ log = logging.getLogger("mstar.api.realtime")
 class RunHooks:
     """Session of a run, and the effects on it. session_id: empty for a response apart. join: adds an item.
 
-    has_room: waits while the client does not read. dropped: items that the context does not hold. first_sound: called
-    with the first sound. ended: called once, behind the last report.
+    sizes: of the conversation's items. has_room: waits while the client does not read. dropped: items that the context
+    does not hold. first_sound: called with the first sound. ended: called once, behind the last report.
     """
 
     session_id: str
+    sizes: PromptSizes
     join: Callable[[Entry], object]
     has_room: Callable[[], Awaitable[None]]
     dropped: Callable[[Sequence[Entry]], None]
@@ -92,30 +94,39 @@ class ResponseRun:
 
     async def _attempt(self) -> bool:
         """Run the request once. Returns False if the context is too short for all items and fewer are tried next."""
-        turn = self._turn
+        turn, rules, sizes = self._turn, self.response.settings.truncation, self._hooks.sizes
+        if rules.most is not None and sizes.exceed(self._entries, rules.most):
+            self._shorten()
         try:
             call = await answer_call(turn, self.response.settings, self._entries, self._hooks.session_id)
             (reader,) = answer_readers(turn, call, 1)
             async with turn.service.open(call, key=turn.key, started=turn.started, adapter=turn.adapter) as session:
                 self._session = session
+                sizes.note(self._entries, session.live.prompt_tokens)
                 self._say_first()
                 async for chunks in session.chunks():
                     self._take(reader, GroupPart(index=0, chunks=chunks))
                     await self._hooks.has_room()
                 done = session.done()
         except RequestError as error:
-            fewer = shortened(self._entries, self.response.settings.truncation) if error.code == CONTEXT_FULL else None
-            if fewer is None or self.response.outputs:
+            if error.code != CONTEXT_FULL or self.response.outputs or not self._shorten():
                 raise
-            kept = {entry.id for entry in fewer}
-            self._hooks.dropped([entry for entry in self._entries if entry.id not in kept])
-            self._entries = fewer
             return False
         self._take(reader, GroupPart(index=0, done=done))
         self._sound.end()
         for part in self._late:
             self._call(reader, part)
         self._finish(done)
+        return True
+
+    def _shorten(self) -> bool:
+        """Drop the oldest items. Returns False if there is nothing to drop."""
+        fewer = shortened(self._entries, self.response.settings.truncation, self._hooks.sizes)
+        if fewer is None:
+            return False
+        kept = {entry.id for entry in fewer}
+        self._hooks.dropped([entry for entry in self._entries if entry.id not in kept])
+        self._entries = fewer
         return True
 
     def _say_first(self) -> None:

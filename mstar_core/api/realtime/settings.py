@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from mstar_core.api.parse.tools import SentTool
 from mstar_core.api.realtime.sound.formats import SoundFormat
@@ -13,6 +13,9 @@ from mstar_core.plugin.chat.format import Effort
 from mstar_core.plugin.chat.turns import ToolChoice
 
 OutputKind = Literal["text", "audio"]
+
+RETENTION: Final = 0.8
+"""Share of a full context that stays. Each drop reads the rest again, so a drop makes room for several turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +28,15 @@ class TranscriptRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """Treatment of a conversation that is longer than the context. keeps: share of its items that stay.
+    """Treatment of a conversation that is longer than the context: its oldest items are dropped.
 
-    is_off: it is refused. keeps: None drops as few items as possible, from the oldest.
+    is_off: it is refused. keeps: share of its tokens that stay, at most. most: limit of the tokens behind the
+    instructions, None for the context's.
     """
 
     is_off: bool = False
-    keeps: float | None = None
+    keeps: float = RETENTION
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

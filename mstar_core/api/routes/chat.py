@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,10 +80,12 @@ async def chat_call(
     asked: TextForm | None,
     *,
     most_files: int | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> ParsedRequest:
     """Read a conversation and its media, and make the grammar that its options or its form need.
 
-    Returns the whole request. asked: the form of its text, None for any text. most_files: see `read_messages`.
+    Returns the whole request. asked: the form of its text, None for any text. most_files, files: see
+    `read_messages`.
 
     Raises as `read_messages` and `constraint_of`, and TimedOut.
     """
@@ -95,7 +97,9 @@ async def chat_call(
             if constraint is not None:
                 options = replace(options, constraint=constraint)
                 params = replace(params, params=constrained(params.params, constraint))
-            read = await read_messages(messages, service.model, exchange.limits, service.fetcher, most_files=most_files)
+            read = await read_messages(
+                messages, service.model, exchange.limits, service.fetcher, most_files=most_files, files=files
+            )
     except TimeoutError as error:
         raise TimedOut(
             f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"

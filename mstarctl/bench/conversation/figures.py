@@ -29,7 +29,7 @@ COUNTS: Final[Mapping[str, str]] = {
     "errors": "error events, failed responses and broken connections",
 }
 SHARES: Final[Mapping[str, str]] = {
-    "cached": "share of the prompt tokens of later turns that came from the prefix cache",
+    "cached": "share of the prompt tokens of later turns that came from the prefix cache; without cancelled answers",
     "memory_growth": "growth of the memory of all processes from the middle of the run to its end, as a share",
 }
 DEFINITIONS: Final[Mapping[str, str]] = {**SPREADS, **COUNTS, **SHARES}

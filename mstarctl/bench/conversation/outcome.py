@@ -13,7 +13,8 @@ class TurnOutcome:
     spoken: end of its sound. stopped: arrival of `speech_stopped`. marks, lengths: arrival and seconds of each piece of
     the answer's sound. interrupted: arrival of `speech_started` during the answer. status: of its response; empty
     without one. reason: of a status other than `completed`, or the code of its error. splits: answers that began within
-    the turn, because the server found its end too early. input_tokens, cached_tokens: of its prompt.
+    the turn, because the server found its end too early. input_tokens, cached_tokens: of its prompt; 0 where the server
+    does not report what was cached, as for a cancelled answer.
     """
 
     spoken: float = 0.0
@@ -65,9 +66,12 @@ class TurnOutcome:
         self.stopped, self.status, self.reason = None, "", ""
 
     def count_tokens(self, usage: dict[str, Any]) -> None:
-        """Take the counts of a response."""
+        """Take the counts of a response, if they say how much of the prompt was cached."""
+        details = usage.get("input_token_details")
+        if details is None:
+            return
         self.input_tokens = int(usage.get("input_tokens") or 0)
-        self.cached_tokens = int((usage.get("input_token_details") or {}).get("cached_tokens") or 0)
+        self.cached_tokens = int(details.get("cached_tokens") or 0)
 
 
 @dataclass(slots=True)

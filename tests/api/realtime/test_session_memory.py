@@ -13,12 +13,14 @@ import pytest
 from mstar_core.api.errors import EventsGone
 from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.preprocess.forms import Reader
+from mstar_core.api.realtime.chat_form import chat_layout
 from mstar_core.api.realtime.event_log import KEPT_S, SentEvents
 from mstar_core.api.realtime.items import MessageEntry, SpokenPart, sounds_of
 from mstar_core.api.realtime.response_run import ResponseRun
 from mstar_core.api.realtime.session import RealtimeSession
 from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.registry import LiveRequest
+from mstar_core.codec import WAV_HEADER_BYTES
 from mstar_core.messages.telemetry import REALTIME, SessionNews
 from mstar_core.plugin.processor import Inputs
 from tests.api.conftest import Started
@@ -112,7 +114,10 @@ async def test_a_conversation_keeps_the_sound_of_its_items_and_a_minute_of_event
             sounds = sounds_of(conversation.history)
             assert max(kept[1:]) < 1.2 * min(kept[1:]), "events of earlier turns are kept"
             assert [len(part.samples) for part in sounds] == [int(HEARD_S * 16_000)] * TURNS
-            assert all(part.samples.base is None for part in sounds), "a larger sound is kept with a part of it"
+            assert all(len(part.file) == WAV_HEADER_BYTES + part.samples.nbytes for part in sounds)
+            first, second = (chat_layout("", list(conversation.history)).files.values() for _ in range(2))
+            for part, one, other in zip(sounds, first, second, strict=True):
+                assert part.file is one is other, "requests do not share the file of an item"
             entries = [entry for entry in conversation.history if isinstance(entry, MessageEntry)]
             spoken = [part.spoken for entry in entries for part in entry.parts if isinstance(part, SpokenPart)]
             assert [speech.text for speech in spoken] == ["one two three four"] * TURNS

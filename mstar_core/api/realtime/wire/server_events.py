@@ -241,14 +241,16 @@ def shown_format(form: SoundFormat) -> dict[str, Any]:
 
 
 def shown_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return token counts in the terms of realtime clients."""
-    read, made = usage.get("prompt_tokens_details", {}), usage.get("completion_tokens_details", {})
-    return {
+    """Return token counts in the terms of realtime clients. A response that was stopped has no details."""
+    shown: dict[str, Any] = {
         "input_tokens": usage["prompt_tokens"],
         "output_tokens": usage["completion_tokens"],
         "total_tokens": usage["total_tokens"],
-        "input_token_details": {
-            name: read.get(name, 0) for name in ("cached_tokens", "text_tokens", "audio_tokens", "image_tokens")
-        },
-        "output_token_details": {name: made.get(name, 0) for name in ("text_tokens", "audio_tokens")},
     }
+    read, made = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    if read is not None:
+        names = ("cached_tokens", "text_tokens", "audio_tokens", "image_tokens")
+        shown["input_token_details"] = {name: read.get(name, 0) for name in names}
+    if made is not None:
+        shown["output_token_details"] = {name: made.get(name, 0) for name in ("text_tokens", "audio_tokens")}
+    return shown

@@ -59,7 +59,7 @@ ChoiceFields = Literal["auto", "none", "required"] | ChosenToolFields
 class TokenLimitFields(WireFields):
     """Limits of a truncation."""
 
-    post_instructions: int | None = None
+    post_instructions: Annotated[int, Meta(ge=1)] | None = None
 
 
 class RetentionFields(WireFields):
@@ -323,7 +323,9 @@ def _limit(limit: int | str) -> int | None:
 
 def _truncation(fields: str | RetentionFields) -> Truncation:
     if isinstance(fields, RetentionFields):
-        return Truncation(keeps=fields.retention_ratio)
+        limits = fields.token_limits
+        most = None if limits is None else limits.post_instructions
+        return Truncation(keeps=fields.retention_ratio, most=most)
     return Truncation(is_off=fields == "disabled")
 
 

@@ -37,7 +37,8 @@ def test_figures_follow_their_definitions() -> None:
     cut = answered(2.3, stopped=2.0, spoken=1.5, interrupted=2.65)
     late = answered(3.0, stopped=2.9, spoken=2.5)
     late.marks[3:] = [3.55, 3.65]
-    late.input_tokens, late.cached_tokens = 100, 75
+    late.count_tokens({"input_tokens": 100, "input_token_details": {"cached_tokens": 75}})
+    cut.count_tokens({"input_tokens": 900})  # a cancelled answer does not report what was cached
     outcome = ConversationOutcome(
         turns=[first, cut, late, TurnOutcome()], false_starts=2, errors=["x"], lags_s=[0.0, 0.002]
     )
