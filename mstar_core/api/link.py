@@ -111,7 +111,13 @@ class Link:
             raise
         self._fetches = Fetches(self._tensors, self._courier)
         self.attempts = Attempts(
-            registry=registry, queues=self.output_queues, metrics=metrics, submit=self.submit, clock=clock
+            registry=registry,
+            queues=self.output_queues,
+            metrics=metrics,
+            submit=self.submit,
+            put=self.put,
+            release=self.release,
+            clock=clock,
         )
         self._room = Room(self._tensors.arena)
         self._settled = asyncio.Event()
@@ -151,9 +157,12 @@ class Link:
         """Return the bytes of all tensors sent so far."""
         return self._tensors.sent_bytes
 
-    def put(self, array: Array) -> TensorRef:
-        """Lend an array to a request until `release`, whichever processes run it or die meanwhile. Raises ArenaFull."""
-        return self._tensors.put(array, REQUEST)
+    def put(self, array: Array, dtype: str | None = None) -> TensorRef:
+        """Lend an array to a request until `release`, whichever processes run it or die meanwhile. Raises ArenaFull.
+
+        dtype: the true name if NumPy lacks the type.
+        """
+        return self._tensors.put(array, REQUEST, dtype=dtype)
 
     def has_room(self, arrays: Sequence[Array]) -> bool:
         """Return whether these arrays can be lent at once."""

@@ -433,7 +433,7 @@ class Service:
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
                 yield Session(self, call, live, output_queue, encoder, inputs, delivery, item, record)
             finally:
-                self.link.release(refs)
+                self.link.release([*refs, *live.lent])
 
     async def _token_scores(self, call: ParsedRequest) -> TokenScores | None:
         """Return the collector of a request's log-probabilities, None if it reports none."""

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -54,7 +55,7 @@ from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves
 from mstar_core.worker.incoming.arrivals import refs_of
 from mstar_core.worker.incoming.reads import Incoming, TensorReads
-from mstar_core.worker.incoming.run_inputs import RunInputs
+from mstar_core.worker.incoming.run_inputs import RunInputs, lent_to
 from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.journal import PlaceLog, draws_id
 from mstar_core.worker.outbox import Outbox
@@ -99,7 +100,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SAVED_BYTES: Final = 4 << 20
+SAVED_BYTES: Final = 256 << 20
 """Largest state of a loop that is saved. A loop with a larger one begins anew after a death."""
 
 
@@ -198,8 +199,8 @@ class Executor:
             self.begin_next(request, message.partition)
 
     def _begin_reads(self, request: WorkerRequest, message: RunWalk) -> None:
-        """Begin to read the inputs of a run that are in the memory of another host."""
-        if any(not isinstance(ref, SignalRef) and self._incoming.reads(ref) for ref in message.inputs.values()):
+        """Begin to read the inputs and saved states of a run that are in the memory of another host."""
+        if any(map(self._incoming.reads, lent_to(message))):
             share = self._walks.share(message.walk, {**request.homes, **message.homes})
             self.inputs.begin(request, message, set() if share is None else run_inputs(share))
 
@@ -520,7 +521,7 @@ class Executor:
         if StreamWalk.fits(share, message.max_iters, inputs):
             state: WalkState = StreamWalk(share, message.inputs.keys())
         else:
-            starts, firsts = saved_starts(share.walk, message.saved, self._copied)
+            starts, firsts = saved_starts(share.walk, message.saved, partial(self.run_input, request))
             inputs = {**inputs, **starts}
             state = WalkState(share, message.max_iters, message.inputs.keys(), branches, firsts)
         run = ActiveRun(message, partition, share, state, inputs)
@@ -767,7 +768,7 @@ class Executor:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def run_input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
-        """Return an input of a run that is on this rank."""
+        """Return an input of a run that is on this rank, or a value of a saved state."""
         if isinstance(ref, SignalRef):
             if ref.rank != self._rank:
                 raise EngineError(

@@ -22,7 +22,7 @@ from mstar_core.api.requests.record import AttemptRecord, Journal, SavedLoops
 from mstar_core.messages.flow import Drawn
 from mstar_core.messages.life import PeerDown, ServiceState, Telemetry
 from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
-from mstar_core.messages.tensors import InlineTensor
+from mstar_core.messages.tensors import InlineTensor, ShmTensor
 from mstar_core.plugin.spec import Unresumable
 from tests.api.conftest import LIMITS, Api, Started
 from tests.fakes.conductor import FakeDeployment, begin
@@ -408,7 +408,7 @@ def test_a_journal_beyond_its_limit_keeps_nothing() -> None:
 
 
 async def test_the_newest_state_of_each_loop_goes_into_the_next_attempt(started: Started) -> None:
-    """Each state is copied out of the worker's memory, which is free again at once."""
+    """Each state is copied out of the worker's memory, which is free again at once, and lent to the next attempt."""
     latents = np.arange(1 << 18, dtype=np.float32)
     halves = np.array([0x3F80, 0x7FC1, 0x8000], np.uint16)
     async with started() as api:
@@ -425,10 +425,15 @@ async def test_the_newest_state_of_each_loop_goes_into_the_next_attempt(started:
         saved = second.resume.saved
         assert {place: state.iteration for place, state in saved.items()} == {"LLM:5/denoise": 8, "LLM:4/denoise": 8}
         kept = saved["LLM:4/denoise"].values["latents"]
-        assert isinstance(kept, InlineTensor) and kept.shape == latents.shape
-        assert kept.data == latents[::-1].tobytes()
+        assert isinstance(kept, ShmTensor) and kept.shape == latents.shape
+        assert np.array_equal(api.fake.read(kept), latents[::-1])
         kept = saved["LLM:5/denoise"].values["latents"]
         assert isinstance(kept, InlineTensor) and (kept.dtype, kept.data) == ("bfloat16", halves.tobytes())
+        lent = api.process.link.loans
+        api.fake.lose(second.handle, "elsewhere", is_excused=True)
+        second = await api.fake.next_request(3)
+        assert api.process.link.loans == lent, "the states of the attempt before are free again"
+        assert second.resume is not None and second.resume.saved.keys() == saved.keys()
         api.fake.save(first.handle, "LLM:4/denoise", 12, latents=latents)  # of the old attempt, too late
         api.fake.save(second.handle, "LLM:5/denoise", 12, latents=latents)
         api.fake.audio_of(second.handle, SAMPLES[:200])

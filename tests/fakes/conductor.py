@@ -23,7 +23,7 @@ from mstar_core.messages.requests import (
     RequestFinished,
     SavedLoop,
 )
-from mstar_core.messages.tensors import ShmTensor
+from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.transport import Courier, Mailbox, Malformed, RemoteAccess, mailbox_endpoint
 from mstar_core.transport.blobs.client import Fetch
@@ -195,6 +195,10 @@ class FakeDeployment:
         refs = {port: self._tensors.put(array, "api", dtype=dtype) for port, array in values.items()}
         saved = Saved(handle=handle, place=place, loop=SavedLoop(iteration=iteration, values=refs))
         self.tell(Outputs(worker="worker-0", items=[], saved=[saved]), sender="worker-0")
+
+    def read(self, ref: TensorRef) -> np.ndarray:
+        """Return a copy of a tensor that the api lends."""
+        return self._tensors.copy(ref)
 
     def finish(self, handle: int, reason: str = "stop", *, emitted: int | None = None, **counts: int) -> None:
         sent = self._seq.get(handle, 0) if emitted is None else emitted

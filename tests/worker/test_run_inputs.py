@@ -7,6 +7,7 @@ import torch
 
 from mstar_core.engine.base import Handle
 from mstar_core.errors import TransportError
+from mstar_core.messages.requests import SavedLoop
 from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.worker.incoming.reads import Incoming
@@ -122,6 +123,19 @@ def test_a_closed_request_drops_what_it_waits_for() -> None:
     far.came[1] = torch.arange(5)
     turns(bench)
     assert not far.reading and not bench.executor.inputs.waiting and not done(bench)
+
+
+def test_a_run_waits_for_the_saved_states_of_its_loops() -> None:
+    far, tokens = Far(), torch.arange(5)
+    bench = bench_with(far)
+    state = SavedLoop(iteration=4, values={"x": lent(2)})
+    bench.walk(1, "LLM", 1, "prefill", inputs={"tokens": lent(1)}, saved={"loop": state})
+    far.came[1] = tokens
+    assert turns(bench) == 0 and not done(bench)
+    far.came[2] = tokens
+    assert turns(bench) == 1 and done(bench) == [1]
+    bench.executor.close(Handle(1))
+    assert not far.reading, "a state that fits no loop is dropped with its request"
 
 
 def test_inputs_that_this_rank_does_not_use_are_not_read() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,10 +21,13 @@ from mstar_core.api.output.queue import OutputQueue
 from mstar_core.api.requests.limits import last_error, process_kind
 from mstar_core.api.requests.record import Attempt, AttemptRecord
 from mstar_core.api.requests.registry import LiveRequest, Registry
-from mstar_core.errors import MstarError, WorkerLost
+from mstar_core.errors import ArenaFull, MstarError, WorkerLost
 from mstar_core.messages.flow import Drawn, Saved
 from mstar_core.messages.life import PeerDown
-from mstar_core.messages.requests import NewRequest, Resume
+from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
+from mstar_core.messages.tensors import InlineTensor, TensorRef
+from mstar_core.transport.dtypes import Array
+from mstar_core.transport.tensors import inline_array
 
 FIRST: Final = 1
 """Number of the attempt before those that know ids."""
@@ -37,7 +40,7 @@ log = logging.getLogger("mstar.api.attempts")
 
 @dataclass(slots=True, kw_only=True)
 class Attempts:
-    """Sends each request, first and again. submit: sends a message to the conductor, as `Link.submit`.
+    """Sends each request, first and again. submit, put, release: those of `Link`.
 
     on_resumed: called with a request, and the start and end of its pause.
     """
@@ -46,6 +49,8 @@ class Attempts:
     queues: dict[int, OutputQueue]
     metrics: Metrics
     submit: Callable[[NewRequest], None]
+    put: Callable[[Array, str], TensorRef]
+    release: Callable[[Sequence[TensorRef]], None]
     clock: Callable[[], float] = time.monotonic
     on_resumed: Callable[[LiveRequest, float, float], None] = lambda live, start, end: None
     _events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -64,7 +69,7 @@ class Attempts:
             request = msgspec.structs.replace(request, resume=Resume(attempt=FIRST + 1, ids=record.journal.ids()))
         if live.saved_before is not None and live.saved_before.places:
             record.saved = live.saved_before
-            request = record.message(live.handle, self.clock())
+            request = self._message(live, record)
         try:
             self.submit(request)
         except WorkerLost:
@@ -151,7 +156,7 @@ class Attempts:
             live.state, live.parked_at = RESUMING, self.clock()
 
     def _resume(self, live: LiveRequest, record: AttemptRecord) -> None:
-        message = record.message(live.handle, self.clock())
+        message = self._message(live, record)
         try:
             self.submit(message)
         except WorkerLost:
@@ -160,6 +165,30 @@ class Attempts:
             live.fail(error)
             return
         self._sent(live, record)
+
+    def _message(self, live: LiveRequest, record: AttemptRecord) -> NewRequest:
+        """Return the message of the next attempt. Saved states are lent until the one after it, or the end.
+
+        A state for which the shared memory has no room is left out: its loop begins anew.
+        """
+        message = record.message(live.handle, self.clock())
+        self.release(live.lent)
+        live.lent = []
+        states: dict[str, SavedLoop] = {}
+        assert message.resume is not None
+        for place, state in reversed(message.resume.saved.items()):
+            try:
+                values = {port: self._lent(live, ref) for port, ref in state.values.items()}
+            except ArenaFull as error:
+                log.warning("a loop begins anew", extra={"facts": {"place": place, "why": str(error)}})
+                continue
+            states[place] = SavedLoop(iteration=state.iteration, values=values)
+        return msgspec.structs.replace(message, resume=msgspec.structs.replace(message.resume, saved=states))
+
+    def _lent(self, live: LiveRequest, ref: TensorRef) -> TensorRef:
+        assert isinstance(ref, InlineTensor), "states are kept inline"
+        live.lent.append(self.put(inline_array(ref), ref.dtype))
+        return live.lent[-1]
 
     def _sent(self, live: LiveRequest, record: AttemptRecord) -> None:
         if record.attempts:

@@ -18,8 +18,8 @@ from mstar_core.messages.tensors import InlineTensor
 JOURNAL_BYTES: Final = 1 << 20
 """Most bytes of a journal: 262,144 ids."""
 
-SAVED_BYTES: Final = 8 << 20
-"""Most bytes of saved states of a request: they travel inside messages, whose limit is twice that."""
+SAVED_BYTES: Final = 1 << 30
+"""Most bytes of saved states of a request: those of nine runs with 100 MB each."""
 
 INT32: Final = "i"
 

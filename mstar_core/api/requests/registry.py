@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mstar_core.api.requests.record import AttemptRecord, Journal, SavedLoops
     from mstar_core.messages.flow import Drawn, Saved
     from mstar_core.messages.telemetry import RequestNews
+    from mstar_core.messages.tensors import TensorRef
 
 REMEMBERED: Final = 4096
 """Number of finished requests that GET /v1/requests/{id} remembers."""
@@ -41,7 +42,8 @@ class LiveRequest:
     encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
     reported: the last report; due: when its progress is reported next. drawn_before: ids drawn under an earlier api.
     on_drawn: called with ids that it draws. saved_before: states of loops saved under an earlier api. on_saved: called
-    with states that its loops save. adapter: number of its LoRA adapter, 0 without one.
+    with states that its loops save. lent: saved states that its current attempt begins with. adapter: number of its
+    LoRA adapter, 0 without one.
     """
 
     handle: int
@@ -67,6 +69,7 @@ class LiveRequest:
     on_drawn: Callable[[Drawn], None] | None = None
     saved_before: SavedLoops | None = None
     on_saved: Callable[[Saved], None] | None = None
+    lent: list[TensorRef] = field(default_factory=list)
     period_ms: float | None = None
     skipped_ticks: int | None = None
     inputs: list[str] = field(default_factory=list)

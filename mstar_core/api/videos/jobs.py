@@ -90,7 +90,10 @@ class JobRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A video that is generated. entry: its row. task: of its generation. is_deleted: its client does not want it."""
+    """A video that is generated. entry: its row. task: of its generation. is_deleted: its client does not want it.
+
+    saved: states of its loops; is_unwritten: newer than those on the disk. writing: task that writes them.
+    """
 
     entry: StoredVideo
     video: VideoObject
@@ -98,6 +101,8 @@ class _Job:
     is_deleted: bool = False
     noted: float = 0.0
     saved: SavedLoops | None = None
+    is_unwritten: bool = False
+    writing: asyncio.Task[None] | None = None
 
 
 class VideoJobs:
@@ -170,6 +175,8 @@ class VideoJobs:
                 job.video.error = VideoError(code=str(reply.get("code")), message=str(reply.get("message")))
                 await self._end(job, "failed")
         finally:
+            if job.writing is not None:
+                await job.writing
             self._jobs.pop(job.entry.id, None)
 
     async def _generate(self, job: _Job, *, is_continued: bool) -> None:
@@ -216,6 +223,8 @@ class VideoJobs:
 
     async def _end(self, job: _Job, status: Any) -> None:
         folder, now = self.store.files(job.entry.id), time.time()
+        if job.writing is not None:
+            await job.writing
         job.video.status = status
         job.video.completed_at = int(now) if status == "completed" else None
         job.video.expires_at = int(now + self.store.limits.ttl_s)
@@ -231,8 +240,16 @@ class VideoJobs:
         """Write the states of the loops to the disk. The event loop does not wait for it."""
         job.saved = job.saved or SavedLoops()
         job.saved.keep(saved.place, saved.loop)
-        data = msgspec.msgpack.encode(job.saved)
-        asyncio.get_running_loop().run_in_executor(None, _write_state, self.store.files(job.entry.id), data)
+        job.is_unwritten = True
+        if job.writing is None or job.writing.done():
+            job.writing = asyncio.create_task(self._write(job))
+
+    async def _write(self, job: _Job) -> None:
+        """Write the newest states until none is newer. One thread at a time: states may be large."""
+        while job.is_unwritten and job.saved is not None:
+            job.is_unwritten = False
+            states = SavedLoops(places=dict(job.saved.places))
+            await asyncio.to_thread(_write_state, self.store.files(job.entry.id), states)
 
 
 def _call(service: Generates, video_id: str, request: JobRequest, folder: Path) -> ParsedRequest:
@@ -272,10 +289,10 @@ def _write_images(folder: Path, images: list[bytes]) -> None:
         (folder / f"image_{number}").write_bytes(data)
 
 
-def _write_state(folder: Path, data: bytes) -> None:
+def _write_state(folder: Path, states: SavedLoops) -> None:
     with suppress(OSError):  # deleted meanwhile, or a full disk: the video then begins anew after a death
         scratch = folder / f"{STATE}.new"
-        scratch.write_bytes(data)
+        scratch.write_bytes(msgspec.msgpack.encode(states))
         scratch.replace(folder / STATE)
 
 

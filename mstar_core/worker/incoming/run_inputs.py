@@ -1,11 +1,11 @@
-"""Inputs of runs in the memory of another host: fetched when the run comes, so that they are here when it begins.
+"""Inputs and saved states of runs in the memory of another host, fetched when the run comes.
 
 Called by the executor. The lender is the api, which ends the loans with the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from mstar_core.messages.tensors import TensorRef
@@ -15,6 +15,15 @@ from mstar_core.worker.state.request import WorkerRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def lent_to(message: RunWalk, names: Collection[str] | None = None) -> Iterator[TensorRef]:
+    """Yield the tensors that are lent to a run: its inputs, all or those of `names`, and the states of its loops."""
+    for name, ref in message.inputs.items():
+        if not isinstance(ref, SignalRef) and (names is None or name in names):
+            yield ref
+    for state in message.saved.values():
+        yield from state.values.values()
 
 
 class RunInputs:
@@ -30,12 +39,12 @@ class RunInputs:
         return len(self._waiting)
 
     def begin(self, request: WorkerRequest, message: RunWalk, names: Collection[str]) -> None:
-        """Begin to read the inputs of a run that are elsewhere. names: those that this rank uses.
+        """Begin to read what is elsewhere. names: of the inputs that this rank uses.
 
         Raises TransportError if the lender is gone.
         """
-        for name, ref in message.inputs.items():
-            if name in names and not isinstance(ref, SignalRef) and self._reads.reads(ref):
+        for ref in lent_to(message, names):
+            if self._reads.reads(ref):
                 self._reads.begin(ref)
                 request.fetching.append(ref)
 
@@ -43,7 +52,8 @@ class RunInputs:
         """Return whether a run has to wait for inputs. Raises TransportError if one cannot be read."""
         if not request.fetching:
             return False
-        refs = [ref for ref in request.fetching if ref in message.inputs.values()]
+        lent = list(lent_to(message))
+        refs = [ref for ref in request.fetching if ref in lent]
         if not all(map(self._reads.is_ready, refs)):
             self._waiting[request.handle, partition] = request
             return True

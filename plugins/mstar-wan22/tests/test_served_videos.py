@@ -1,4 +1,4 @@
-"""/v1/videos over HTTP with OpenAI's client: creation, progress, content, pages, deletion, and a death of the api."""
+"""/v1/videos over HTTP with OpenAI's client: creation, progress, content, pages, deletion, and deaths of processes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from mstar_core.config.resolved import ApiConfig
+from mstar_core.transport.shm import INLINE_BYTES
 from mstar_core.workloads.media import ball_picture, png
 from tests.runtime.deployment import Deployment, Served, until
 
@@ -28,6 +29,7 @@ WAN = Served(
 )
 SMALL = {"num_frames": 9, "num_inference_steps": 4, "seed": 7}
 SIZE = "64x32"
+LARGE = "256x128"
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +45,11 @@ def client(server: Deployment) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def created(client: openai.OpenAI, **changes: Any) -> Any:
+def created(client: openai.OpenAI, *, size: str = SIZE, **changes: Any) -> Any:
     with pytest.warns(DeprecationWarning):
         return client.videos.create(
             prompt="a cat walks",
-            size=SIZE,
+            size=size,  # type: ignore[arg-type]  # the client lists the sizes of another model
             extra_body={**SMALL, **changes.pop("extra", {})},
             **changes,  # type: ignore[arg-type]
         )
@@ -172,14 +174,16 @@ def test_a_video_that_runs_is_not_ready_and_can_be_deleted(client: openai.OpenAI
         client.videos.retrieve(video.id)
 
 
-def test_a_video_goes_on_after_a_death_of_the_api(client: openai.OpenAI, server: Deployment) -> None:
+@pytest.mark.parametrize("process", ["api", "worker-0"])
+def test_a_video_goes_on_after_a_death(client: openai.OpenAI, server: Deployment, process: str) -> None:
     long = {"num_inference_steps": 60, "num_frames": 17}
-    whole = created(client, extra=long)
+    whole = created(client, size=LARGE, extra=long)
     assert finished(client, whole.id).status == "completed"
-    video = created(client, extra=long)
+    video = created(client, size=LARGE, extra=long)
     state = server.run.path / "videos" / video.id / "state.msgpack"
     until(state.exists, "a saved state")
-    server.kill(server.pids()["api"])
+    assert state.stat().st_size > INLINE_BYTES, "no message holds this state"
+    server.kill(server.pids()[process])
     progress: list[int] = []
     done = until(lambda: _retried(client, video.id, progress), "the video")
     assert done.status == "completed"
