@@ -37,6 +37,12 @@ class Verb:
 DEPLOYMENTS, MODELS, TOOLS = "Deployments", "Models and configuration", "Tools"
 VERBS: tuple[Verb, ...] = (
     Verb("up", "mstarctl.commands.up:up", "Start a deployment.", DEPLOYMENTS),
+    Verb(
+        "plan",
+        "mstarctl.commands.plan:plan",
+        "Show the memory that a deployment would take of each device, its holders and the rest.",
+        DEPLOYMENTS,
+    ),
     Verb("down", "mstarctl.commands.down:down", "Drain deployments, then stop them.", DEPLOYMENTS),
     Verb(
         "reload",

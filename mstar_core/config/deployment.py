@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.host.ledger.shares import MemoryClaim
 
 if TYPE_CHECKING:
     from mstar_core.plugin.spec import ModelSpec
@@ -29,12 +30,14 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     host: name of its host in `DeploymentSpec.hosts`, empty for the supervisor's own. nodes: those that it serves.
     follows: those of which it computes a share for the leader of its group.
     memory_fraction: share of the device's memory for weights, reserve and pools; None: kv_cache.memory_fraction.
+    memory_bytes: budget for them in bytes, of a deployment that shares its devices with others; None without one.
     """
 
     rank: int
     device: str
     nodes: tuple[str, ...]
     memory_fraction: float | None = None
+    memory_bytes: int | None = None
     follows: tuple[str, ...] = ()
     host: str = ""
 
@@ -114,7 +117,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     weights_source: `tiny`, `mini`, `folder` or `official`.
     slots: requests at once that each rank was started for; None: max_concurrent_requests, which may be set live.
     admin_group: group whose members may read the admin socket.
-    gpus: device of this host -> key of its lock (host/gpu_locks.py).
+    gpus: device of this host -> key of its lock (host/gpu_locks.py). claims: memory by key, of devices that are shared.
     upload_dir: parent of the folder that spools request media (None: the run directory).
     log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
     needed_bytes: lower bound of the weights' size (0: unknown); free_bytes: free memory of the devices at planning.
@@ -145,6 +148,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     gpus: dict[str, str] = msgspec.field(default_factory=dict)
+    claims: dict[str, MemoryClaim] = msgspec.field(default_factory=dict)
     upload_dir: str | None = None
     log_stats: bool = False
     stats_file: str | None = None

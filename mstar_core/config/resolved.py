@@ -416,6 +416,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             choices=("none", "fp8"),
         ),
     ] = "none"
+    memory_budget: Annotated[
+        str | None,
+        ConfigKey(
+            "Memory that it takes of each device, so that others can share the device: `20GiB`, `25%`, or `auto`: as"
+            " planned from weights, caches and reserve.",
+            default_text="the whole device",
+        ),
+    ] = None
     max_seq_len: Annotated[
         int,
         ConfigKey(

@@ -26,12 +26,14 @@ from mstar_core.host.ledger.lock_files import (
 )
 from mstar_core.host.ledger.shares import (
     MemoryClaim,
+    check_claim,
     device_text,
     gib,
     gpu_shares,
     is_exclusive,
     ledgers,
     resize_share,
+    short_error,
     take_shares,
 )
 from mstar_core.host.run_dir import lock_soon
@@ -42,14 +44,18 @@ __all__ = [
     "Holder",
     "MemoryClaim",
     "acquire_gpus",
+    "check_claim",
     "gpu_holder",
     "gpu_holders",
+    "held_bytes",
+    "is_exclusive",
     "is_share",
     "lock_folder",
     "lock_path",
     "note_holder",
     "release",
     "resize_gpus",
+    "short_error",
     "taken_error",
 ]
 
@@ -117,9 +123,14 @@ def resize_gpus(held: Mapping[str, int], claims: Mapping[str, MemoryClaim], name
             raise
 
 
+def held_bytes(fd: int) -> int | None:
+    """Return the bytes that a descriptor of `acquire_gpus` holds, None for a whole GPU."""
+    return held_in(read_record(fd))
+
+
 def is_share(fd: int) -> bool:
     """Return whether a descriptor of `acquire_gpus` holds a share of a GPU, not the whole."""
-    return held_in(read_record(fd)) is not None
+    return held_bytes(fd) is not None
 
 
 def release(held: Mapping[str, int]) -> None:

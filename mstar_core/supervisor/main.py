@@ -126,7 +126,8 @@ def _serve(
                 prepare(run, spec)
             check_port(spec.api.host, spec.api.port, claimant)
             listener.open()
-        locks |= acquire_gpus({device: key for device, key in spec.gpus.items() if key not in locks}, spec.name)
+        missing = {device: key for device, key in spec.gpus.items() if key not in locks}
+        locks |= acquire_gpus(missing, spec.name, spec.claims)
         admin = bind_admin(run.admin_socket, admin_gid(spec))
         return asyncio.run(_run(spec, run, admin, listener, kinds, own_log, pace, locks, takeover, placer))
     except MstarError as error:

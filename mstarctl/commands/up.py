@@ -145,7 +145,7 @@ def place_text(rank: RankPlan, hosts: Sequence[HostPlan]) -> str:
     return f"{title} {rank.device}".lstrip()
 
 
-def _rank_item(rank: RankPlan, hosts: Sequence[HostPlan]) -> dict[str, Any]:
+def rank_item(rank: RankPlan, hosts: Sequence[HostPlan]) -> dict[str, Any]:
     titles = {host.name: host.title for host in hosts}
     item = {"rank": rank.rank, "device": rank.device, "nodes": list(rank.nodes)}
     if titles:
@@ -169,7 +169,7 @@ def show_dry(planned: Planned, printer: Printer) -> None:
         "max_seq_len": spec.max_seq_len,
         "max_concurrent_requests": spec.max_concurrent_requests,
         "kv_cache": spec.kv_cache,
-        "ranks": [_rank_item(rank, spec.hosts) for rank in spec.plan.ranks],
+        "ranks": [rank_item(rank, spec.hosts) for rank in spec.plan.ranks],
         "nodes": places(spec.plan),
     }
     if spec.hosts:

@@ -126,6 +126,15 @@ class UpOptions:
         ),
         Sets("ray.address"),
     ] = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="share each device with others: 20GiB, 25% or auto; default: the whole device",
+        ),
+        Sets("memory_budget"),
+    ] = None
     name: Annotated[
         str | None, typer.Option("--name", help="name of the deployment; default: the model's"), Sets("name")
     ] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,9 @@ from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, 
 from mstar_core.host.aliases import next_link
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
+from mstar_core.host.gpu_locks import MemoryClaim
 from mstar_core.host.groups import group_id
+from mstar_core.host.hardware.fake_memory import fake_key, fake_memory, ledger_device
 from mstar_core.host.hardware.gpus import Gpu, count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.network import LOOPBACK
@@ -38,6 +40,7 @@ from mstarctl.plugins import Plugins
 from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.hardware.adapters import plan_adapters
 from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
+from mstarctl.start.hardware.budget import LedgerDevices, check_room, with_budget
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
 from mstarctl.start.hosts.checks import check_hosts, host_cautions
@@ -66,10 +69,13 @@ class Planned:
     walk_count: int
 
 
-def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tuple[str, ...] = ()) -> Planned:
+def make_planned(
+    options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tuple[str, ...] = (), is_survey: bool = False
+) -> Planned:
     """Find the model, read its file, place it, check this host. Raises the MstarError that `up` shows.
 
-    api_keys: of the command line. argv: the command line, recorded for `describe`.
+    api_keys: of the command line. argv: the command line, recorded for `describe`. is_survey: names, ports and GPUs
+    may be in use.
     """
     refuse_front_end(options)
     of_options = facts_of(options)
@@ -99,15 +105,19 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     check_placement(model, config, plan)
     check_transport(config, plan, LOOPBACK if placement is None else placement.hosts[0].address)
     run = old.run.successor if old is not None else run_directory(config.name, options.run_root)
-    if not options.is_dry:
+    if not options.is_dry and not is_survey:
         end_leftovers(run)
-    check_host(run, config, is_free=old is None)
+    if not is_survey:
+        check_host(run, config, is_free=old is None)
     if options.admin_group is not None:
         group_id(options.admin_group)
     folder = None if config.variant else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     needed = needed or weights_on_devices(model, plan, config)
-    claimed = claim_gpus(config, plan, needed, old) if placement is None else claim_on_hosts(config, placement, needed)
+    if placement is None:
+        plan, claimed = claim_gpus(model, config, plan, needed, old, is_survey=is_survey)
+    else:
+        claimed = claim_on_hosts(config, placement, needed)
     if old is not None:
         check_beside(old, config, claimed.locks, claimed.present, needed, stop_first=options.stop_first)
     if cluster is not None and placement is not None:
@@ -134,6 +144,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         argv=argv,
         versions=packages,
         gpus=claimed.locks,
+        claims=claimed.shares,
         hosts=() if placement is None else placement.hosts,
         needed_bytes=needed,
         free_bytes=claimed.free_bytes,
@@ -382,36 +393,56 @@ def check_certificate(config: ResolvedConfig) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """GPUs of a plan. locks: lock key by device of this host, for the supervisor. keys: of `present` by place."""
+    """GPUs of a plan. locks: lock key by device of this host, for the supervisor. keys: of `present` by place.
+
+    shares: memory by key, of a deployment with a budget.
+    """
 
     locks: dict[str, str]
     keys: dict[str, str]
     present: Sequence[Gpu]
     free_bytes: int
+    shares: dict[str, MemoryClaim] = field(default_factory=dict)
 
 
-def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int, old: Replaced | None = None) -> Claim:
-    """Return the GPUs of a plan on this host. Raises StartError for one that is in use or too full.
+def claim_gpus(
+    model: ModelSpec, config: ResolvedConfig, plan: Plan, needed: int, old: Replaced | None = None, *, is_survey: bool
+) -> tuple[Plan, Claim]:
+    """Return the plan with its memory budget, and its GPUs. Raises StartError for one that is in use or too full.
 
-    old: the deployment that is replaced, whose GPUs count as free; `check_beside` compares their memory.
+    old: the deployment that is replaced, whose GPUs count as free; `check_beside` compares their memory. is_survey:
+    others may hold the GPUs.
     """
     devices = [rank.device for rank in plan.ranks]
-    if not any(device.startswith("cuda") for device in devices):
-        return Claim(locks={}, keys={}, present=(), free_bytes=free_bytes({}, ()))
-    present = gpus()
+    fakes = {} if any(device.startswith("cuda") for device in devices) else fake_memory()
+    if not fakes and not any(device.startswith("cuda") for device in devices):
+        plan, _ = with_budget(model, config, plan, LedgerDevices(keys={}, totals={}), needed)
+        return plan, Claim(locks={}, keys={}, present=(), free_bytes=free_bytes({}, ()))
+    present = [] if fakes else gpus()
     keys = gpu_keys(devices, present)
-    held = set() if old is None else set(old.spec.gpus.values())
-    check_free({device: key for device, key in keys.items() if key not in held})
-    if old is None:
-        check_memory(config.name, plan, keys, present, needed, gpu_processes())
-    return Claim(locks=keys, keys=keys, present=present, free_bytes=free_bytes(keys, present))
+    used = {ledger_device(rank, list(fakes)) for rank in plan.ranks}
+    locks = keys or {device: fake_key(device) for device in fakes if device in used}
+    totals = {gpu.uuid: gpu.total for gpu in present} | {fake_key(device): size for device, size in fakes.items()}
+    plan, shares = with_budget(
+        model, config, plan, LedgerDevices(keys=locks, totals=totals, fakes=tuple(fakes)), needed
+    )
+    held = frozenset() if old is None else frozenset(old.spec.gpus.values())
+    if not is_survey:
+        check_free({device: key for device, key in locks.items() if key not in held and key not in shares})
+        check_room(shares, config.name, own=held)
+        if old is None and not fakes:
+            check_memory(config.name, plan, keys, present, needed, gpu_processes())
+    return plan, Claim(locks=locks, keys=keys, present=present, free_bytes=free_bytes(keys, present), shares=shares)
 
 
 def claim_on_hosts(config: ResolvedConfig, placement: HostPlacement, needed: int) -> Claim:
     """Return the GPUs of a plan on several hosts. Raises StartError for one that is in use or too full.
 
-    Each host locks its own GPUs when the deployment starts there.
+    Each host locks its own GPUs when the deployment starts there. Raises ConfigError for a memory budget.
     """
+    if config.memory_budget is not None:
+        title, hint = "memory_budget needs a deployment on one host", "remove memory_budget, or --ray"
+        raise config.error("memory_budget", title, "hosts of a cluster are held whole", hint)
     keys, present = placement.keys, placement.cards
     if not keys:
         memory = sum(host.memory_free for host in placement.used_hosts)

@@ -79,10 +79,16 @@ class Budget:
 
 
 def rank_budget(
-    device: torch.device, fraction: float, reserve_bytes: int | None = None, working_bytes: int = 0
+    device: torch.device,
+    fraction: float,
+    reserve_bytes: int | None = None,
+    working_bytes: int = 0,
+    *,
+    size_bytes: int | None = None,
 ) -> Budget:
     """Return the budget of a rank whose weights are loaded. reserve_bytes None: the device's default.
 
+    size_bytes: the rank's part of a memory budget, which takes the place of the fraction.
     working_bytes: counted on a GPU only; the pools of a CPU rank are small beside the host's memory.
     """
     if device.type == "cuda":
@@ -93,12 +99,14 @@ def rank_budget(
             device=str(device),
             total_bytes=int(total),
             free_bytes=int(free),
-            fraction=fraction,
+            fraction=fraction if size_bytes is None else size_bytes / total,
             weights_bytes=torch.cuda.memory_reserved(device),
             reserve_bytes=GPU_RESERVE_BYTES if reserve_bytes is None else reserve_bytes,
             working_bytes=working_bytes,
         )
     free = min(_host_free(), CPU_POOL_BYTES)
+    if size_bytes is not None:
+        free, fraction = min(free, size_bytes), 1.0
     return Budget(
         device="the host", total_bytes=free, free_bytes=free, fraction=fraction, reserve_bytes=reserve_bytes or 0
     )

@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
+
+import msgspec
 
 from mstar_core.errors import StartError
 from mstar_core.host.ledger.lock_files import (
@@ -33,8 +34,7 @@ LEDGER_PAUSE_S: Final = 0.005
 GIB: Final = 1 << 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryClaim:
+class MemoryClaim(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that a deployment needs of a GPU. device: for people, `cuda:0`. Bytes; total_bytes: of the device."""
 
     device: str

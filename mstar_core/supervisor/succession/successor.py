@@ -16,7 +16,7 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import StartError
 from mstar_core.host.aliases import NEXT
-from mstar_core.host.gpu_locks import note_holder
+from mstar_core.host.gpu_locks import MemoryClaim, held_bytes, is_share, note_holder, release, resize_gpus
 from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.supervisor.listener import PortListener
@@ -48,6 +48,7 @@ class Takeover:
         self._old = RunDirectory(Path(spec.replaces))
         self._run = RunDirectory(Path(spec.run_dir))
         self._stop_first = spec.stop_first
+        self._claims = spec.claims
         self._pid = self._old.holder()
 
     @classmethod
@@ -69,9 +70,18 @@ class Takeover:
             channel.close()
             raise
         locks = dict(zip(answer.gpus, fds, strict=False))
-        unused = [key for key in locks if key not in spec.gpus.values()]
+        unused = [key for key, fd in locks.items() if not _is_kept(spec, key, fd)]
         for key in unused:
             os.close(locks.pop(key))
+        try:
+            resize_gpus(
+                locks, {key: _beside(spec.claims[key], locks[key]) for key in locks.keys() & spec.claims}, spec.name
+            )
+        except BaseException:
+            release(locks)
+            listener.close()
+            channel.close()
+            raise
         return cls(spec, channel, listener, locks)
 
     def close(self) -> None:
@@ -112,4 +122,16 @@ class Takeover:
             log.error("the deployment stays known as %s%s: %s", self._run.name, NEXT, error.strerror)
         for fd in self.locks.values():
             note_holder(fd, self._run.name)
+        with suppress(StartError):  # it can only shrink to its own budget
+            resize_gpus(self.locks, self._claims, self._run.name)
         deployment.events.add("deployment.replaced", old_pid=self._pid)
+
+
+def _is_kept(spec: DeploymentSpec, key: str, fd: int) -> bool:
+    """Return whether the successor keeps a lock. Beside a predecessor that shares a GPU it takes its own share."""
+    return key in spec.gpus.values() and (not is_share(fd) or (spec.stop_first and key in spec.claims))
+
+
+def _beside(claim: MemoryClaim, fd: int) -> MemoryClaim:
+    """Return a claim that covers the predecessor too, which uses its memory until it ends."""
+    return msgspec.structs.replace(claim, need_bytes=max(claim.need_bytes, held_bytes(fd) or 0))

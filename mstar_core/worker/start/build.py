@@ -453,7 +453,7 @@ def pool_plans(
     if not kv_nodes:
         return {}
     fraction = cache.memory_fraction if rank.memory_fraction is None else rank.memory_fraction
-    budget = rank_budget(device, fraction, cache.reserve_bytes, working).check()
+    budget = rank_budget(device, fraction, cache.reserve_bytes, working, size_bytes=rank.memory_bytes).check()
     shares = node_shares([node.name for node, _ in kv_nodes], cache.share)
     request = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
     plans: dict[str, PoolPlan] = {}

@@ -56,7 +56,10 @@ def admission(
     share = weight_shares(model, plan)
     if not weights or not smallest or not share:
         return Admission(max_concurrent_requests=by_device, why=why)
-    held = [_usual_requests(model, config, rank, memory[rank.place], weights * share[rank.rank]) for rank in plan.ranks]
+    held = [
+        _usual_requests(model, config, rank, memory.get(rank.place, 0), weights * share[rank.rank])
+        for rank in plan.ranks
+    ]
     fits = min((count for count in held if count is not None), default=by_device)
     if fits >= by_device:
         return Admission(max_concurrent_requests=by_device, why=why)
@@ -98,18 +101,25 @@ def _usual_requests(model: ModelSpec, config: ResolvedConfig, rank: RankPlan, to
 
     total: bytes of the rank's device. The rank divides its caches as the engine does: by `kv_cache.share`, else evenly.
     """
-    nodes = dict.fromkeys(model.node(name).owner for name in rank.held)
-    caches = [(node.name, node.kv) for node in nodes if node.kv is not None]
+    caches = caches_of(model, config, rank)
     if not caches:
         return None
     fraction = config.kv_cache.memory_fraction if rank.memory_fraction is None else rank.memory_fraction
     reserve = GPU_RESERVE_BYTES if config.kv_cache.reserve_bytes is None else config.kv_cache.reserve_bytes
-    pool = max(0.0, total * fraction - reserve - weights)
+    room = total * fraction if rank.memory_bytes is None else rank.memory_bytes
+    pool = max(0.0, room - reserve - weights)
     declared = config.kv_cache.share
-    even = (1 - sum(declared.values())) / max(1, sum(name not in declared for name, _ in caches))
-    width = FULL_PRECISION_BYTES if config.dtype == "float32" else HALF_PRECISION_BYTES
-    counts = []
-    for name, kv in caches:
-        tokens = min(kv.request_tokens, config.max_seq_len * len(kv.branches))
-        counts.append(int(pool * declared.get(name, even) // (tokens * kv.bytes_per_token(width))))
-    return min(counts)
+    even = (1 - sum(declared.values())) / max(1, sum(name not in declared for name in caches))
+    return min(int(pool * declared.get(name, even) // size) for name, size in caches.items())
+
+
+def caches_of(model: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> dict[str, int]:
+    """Return the bytes of one usual request in each cache of a rank, by node."""
+    nodes = dict.fromkeys(model.node(name).owner for name in rank.held)
+    is_wide = config.dtype == "float32" or (config.dtype is None and rank.device == "cpu")
+    width = FULL_PRECISION_BYTES if is_wide else HALF_PRECISION_BYTES
+    return {
+        node.name: min(kv.request_tokens, config.max_seq_len * len(kv.branches)) * kv.bytes_per_token(width)
+        for node in nodes
+        if (kv := node.kv) is not None
+    }
