@@ -49,7 +49,7 @@ def save(results: Sequence[SuiteResult], path: Path) -> None:
     kept = {(result.suite, result.server): result for result in [*read_saved(path), *results]}
     path.parent.mkdir(parents=True, exist_ok=True)
     suites = [asdict(result) for result in kept.values()]
-    path.write_text(json.dumps({"environment": machine, "suites": suites}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"environment": machine, "suites": suites}, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def read_saved(path: Path) -> list[SuiteResult]:
