@@ -49,7 +49,8 @@ def save(results: Sequence[SuiteResult], path: Path) -> None:
     kept = {(result.suite, result.server): result for result in [*read_saved(path), *results]}
     path.parent.mkdir(parents=True, exist_ok=True)
     suites = [asdict(result) for result in kept.values()]
-    path.write_text(json.dumps({"environment": machine, "suites": suites}, separators=(",", ":")) + "\n", encoding="utf-8")
+    saved = json.dumps({"environment": machine, "suites": suites}, separators=(",", ":"))
+    path.write_text(f"{saved}\n", encoding="utf-8")
 
 
 def read_saved(path: Path) -> list[SuiteResult]:
