@@ -1,0 +1,149 @@
+"""One request as the door handles it: its body as far as it was read, and the facts that route it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiohttp import web
+
+from mstar_core.errors import MstarError, TooLarge, Unavailable
+from mstar_core.gateway.door.look import LOOK_BYTES, NOTHING, BodyFacts, facts_of
+from mstar_core.gateway.door.paths import PathParts
+from mstar_core.gateway.door.replies import SlowBody
+
+LOOK_S: Final = 30.0
+"""Time in which the first bytes of a body must arrive, which name its model."""
+
+PIECE_S: Final = 60.0
+"""Longest pause between two pieces of a body."""
+
+HELD_BYTES: Final = 512 << 20
+"""Bytes of bodies that the gateway holds at once because their model stands behind the first bytes."""
+
+REPLAY_BYTES: Final = 1 << 20
+"""Largest body that is kept so that it can be sent to another replica."""
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """Budget of the bodies that are held in memory. Owned by the door."""
+
+    now: int = 0
+
+    def take(self, count: int) -> None:
+        """Count bytes. Raises Unavailable beyond the budget."""
+        if self.now + count > HELD_BYTES:
+            hint = "name the model in the first 64 KiB of the body, in the header X-Mstar-Model, or in the path"
+            raise Unavailable("the gateway holds too many bodies", hint=hint, code="bodies_held")
+        self.now += count
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request. Owned by the door's handler.
+
+    key: of the client, None without one. peer: its address. head: the beginning of the body. is_whole: it is all of it.
+    arrived: on the monotonic clock. fault: error of the upload, found while the body was sent on.
+    """
+
+    request: web.BaseRequest
+    parts: PathParts
+    request_id: str
+    key: str | None
+    peer: str
+    arrived: float
+    limit: int
+    facts: BodyFacts = NOTHING
+    head: bytes = b""
+    is_whole: bool = True
+    fault: MstarError | None = None
+    _held: int = field(default=0)
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether the request can be sent again, because no part of its body is gone."""
+        return self.is_whole and len(self.head) <= REPLAY_BYTES
+
+    @property
+    def is_upgrade(self) -> bool:
+        """Whether the client asks for a WebSocket."""
+        upgrade: str = self.request.headers.get("Upgrade", "")
+        return upgrade.lower() == "websocket"
+
+    async def look(self, held: HeldBytes, *, needs_model: bool) -> None:
+        """Read the body until its routing fields are known, or all of it if they stand at its end.
+
+        needs_model: nothing else names the model. Raises TooLarge, SlowBody, Unavailable.
+        """
+        request = self.request
+        length = request.content_length
+        if length is not None and length > self.limit:
+            raise self._too_large()
+        if not request.body_exists or length == 0:
+            return
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        content_type = request.headers.get("Content-Type", "")
+        pieces: list[bytes] = []
+        size, checked = 0, LOOK_BYTES
+        try:
+            async with asyncio.timeout(LOOK_S):
+                while piece := await request.content.readany():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size < checked:
+                        continue
+                    if size > self.limit:
+                        raise self._too_large()
+                    if checked == LOOK_BYTES:
+                        self.head = b"".join(pieces)
+                        self.facts = facts_of(content_type, self.head, is_whole=False)
+                        if self.facts.model is not None or not needs_model:
+                            self.is_whole = False
+                            return
+                    held.take(size - self._held)
+                    self._held = size
+                    checked = size + 1
+        except TimeoutError as error:
+            raise SlowBody("the body arrives too slowly", hint="send it without pauses") from error
+        self.head = b"".join(pieces)
+        self.facts = facts_of(content_type, self.head, is_whole=True)
+
+    def release(self, held: HeldBytes) -> None:
+        """Give the held bytes back."""
+        held.now -= self._held
+        self._held = 0
+
+    def body(self) -> bytes | AsyncIterator[bytes] | None:
+        """Return the body as it is sent on: whole, or in pieces as they arrive; None without one."""
+        if not self.is_whole:
+            return self._pieces()
+        return self.head or (b"" if self.request.body_exists else None)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        size = len(self.head)
+        head, self.head = self.head, b""
+        yield head
+        try:
+            while True:
+                async with asyncio.timeout(PIECE_S):
+                    piece = await self.request.content.readany()
+                if not piece:
+                    return
+                size += len(piece)
+                if size > self.limit:
+                    raise self._too_large()
+                yield piece
+        except TimeoutError:
+            self.fault = SlowBody("the body arrives too slowly", hint="send it without pauses")
+            raise self.fault from None
+        except TooLarge as error:
+            self.fault = error
+            raise
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the body has more than {self.limit} bytes", hint="send less, or raise max_body_bytes")

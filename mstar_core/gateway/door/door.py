@@ -1,0 +1,397 @@
+"""HTTP handler of the gateway: finds the model of a request, waits for it, and joins client and replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from mstar_core.errors import MstarError, NotFound, Unavailable
+from mstar_core.gateway.door import headers as head
+from mstar_core.gateway.door.affinity import Affinity, Owner, in_order
+from mstar_core.gateway.door.ask import Ask, HeldBytes
+from mstar_core.gateway.door.cards import AWAKE, Cards
+from mstar_core.gateway.door.counters import Counters
+from mstar_core.gateway.door.load import Loads
+from mstar_core.gateway.door.own_routes import OwnRoutes
+from mstar_core.gateway.door.pages import COOKIE, chosen
+from mstar_core.gateway.door.paths import EVENT_ROUTES, MAKERS, PathParts, made_ids, parts_of
+from mstar_core.gateway.door.replies import error_reply, event, internal, no_model, unknown_model
+from mstar_core.gateway.door.sockets import join
+from mstar_core.gateway.door.upstream import Upstream, abort, answer_of, open_session, read_some, relay
+from mstar_core.gateway.door.waiting import Comments
+from mstar_core.gateway.parts import Fleet, Gate, Permit, Replica, RequestFacts
+from mstar_core.gateway.serve_file import ServeFile
+
+LEFT: int = 499
+"""Status of a request whose client has gone."""
+
+ERROR_BYTES = 64 << 10
+
+log = logging.getLogger("mstar.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The goal of a request. sticky: deployment that holds its state. key: of the tenant that it belongs to."""
+
+    model: str
+    sticky: str | None = None
+    key: str | None = None
+
+
+@dataclass(slots=True)
+class Door:
+    """The HTTP side of the gateway. Owned by its main: `start`, then `handle` for each request, then `close`.
+
+    in_flight: requests that run. is_draining: /ready says no, and connections close after their request.
+    """
+
+    fleet: Fleet
+    gate: Gate
+    serve: ServeFile
+    clock: Callable[[], float] = time.monotonic
+    counters: Counters = field(default_factory=Counters)
+    affinity: Affinity = field(default_factory=Affinity)
+    held: HeldBytes = field(default_factory=HeldBytes)
+    comment_s: tuple[float, float] = (1.0, 2.0)
+    in_flight: int = 0
+    is_draining: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    session: aiohttp.ClientSession = field(init=False)
+    cards: Cards = field(init=False)
+    loads: Loads = field(init=False)
+    _upstream: Upstream = field(init=False)
+    _own: OwnRoutes = field(init=False)
+    _poll: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open the client side."""
+        self.session = open_session()
+        self.cards = Cards(self.session, self.clock)
+        self.loads = Loads(self.session)
+        self._upstream = Upstream(session=self.session, takes_keys=self.gate.takes_keys)
+        self._own = OwnRoutes(self.fleet, self.gate, self.cards, self.counters, self.session, self.serve)
+        self._poll = asyncio.create_task(self.loads.follow(self.fleet), name="replica loads")
+        self.idle.set()
+
+    async def close(self) -> None:
+        """Close the connections to deployments."""
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+        await self.session.close()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. Errors become the responses of a deployment's api; the loop is never blocked."""
+        self.in_flight += 1
+        self.idle.clear()
+        request_id = head.request_id_of(request.headers)
+        parts = parts_of(request.raw_path)
+        try:
+            answer = await self._answer(request, parts, request_id)
+        except MstarError as error:
+            answer = error_reply(error, request_id, is_native=parts.is_native)
+        except (ConnectionError, aiohttp.ClientConnectionResetError):
+            raise  # the client has gone
+        except Exception:
+            log.exception("a request failed", extra={"facts": {"request": request_id}})
+            answer = error_reply(internal(request_id), request_id, is_native=parts.is_native)
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+        if self.is_draining:
+            answer.force_close()
+        return answer
+
+    async def _answer(self, request: web.BaseRequest, parts: PathParts, request_id: str) -> web.StreamResponse:
+        key, peer = head.key_of(request.headers), head.peer_of(request.transport)
+        own = await self._own.answer(request, parts, key, peer, is_draining=self.is_draining)
+        if own is not None:
+            return own
+        ask = Ask(
+            request=request,
+            parts=parts,
+            request_id=request_id,
+            key=key,
+            peer=peer,
+            arrived=self.clock(),
+            limit=self.serve.max_body_bytes,
+        )
+        try:
+            return await self._forward(ask)
+        finally:
+            ask.release(self.held)
+
+    # -- the model of a request ----------------------------------------------------------------------------------------
+
+    def _names(self, key: str | None) -> list[str]:
+        return list(self.gate.models_of(key, [status.name for status in self.fleet.models()]))
+
+    def _named(self, ask: Ask) -> str | None:
+        """Return the name that a request gives its model outside of its body."""
+        request = ask.request
+        return ask.parts.model or request.headers.get(head.MODEL) or request.query.get("model")
+
+    async def _target(self, ask: Ask) -> Target:
+        """Return the model of a request, and the deployment that holds what it builds on.
+
+        Raises NotFound for an unknown model with the nearest names, RequestError if it names none of several.
+        """
+        owner = self._owner(ask)
+        name = self._named(ask) or ask.facts.model
+        key = owner.key if owner is not None and ask.key is not None and ask.key.startswith("ek_") else ask.key
+        if name is None:
+            if owner is not None:
+                return Target(model=owner.model, sticky=owner.deployment, key=key)
+            return Target(model=await self._default(ask, key), key=key)
+        model = await self._resolve(name)
+        if model is None:
+            raise unknown_model(name, self._names(key))
+        sticky = owner.deployment if owner is not None and owner.model == model else None
+        return Target(model=model, sticky=sticky, key=key)
+
+    def _owner(self, ask: Ask) -> Owner | None:
+        """Return who made the id that a request builds on. Raises NotFound for an id of another tenant."""
+        facts, key = ask.facts, ask.key
+        if key is not None and key.startswith("ek_"):
+            return self.affinity.owner(key)
+        if facts.session_id is not None:
+            return self.affinity.owner(session_key(key, facts.session_id))
+        if ask.parts.path.startswith("/v1/sessions/"):
+            return self.affinity.owner(session_key(key, ask.parts.id))
+        owner = next(
+            (
+                found
+                for name in (ask.parts.id, facts.previous_response_id, facts.voice)
+                if name and (found := self.affinity.owner(name))
+            ),
+            None,
+        )
+        if owner is not None and self.gate.takes_keys and owner.key != key:
+            raise NotFound("it does not exist", hint="ids belong to the key that made them", code="not_found")
+        return owner
+
+    async def _resolve(self, name: str) -> str | None:
+        """Return the model of a name: of the fleet, or of a deployment's cards, which list adapters too."""
+        model = self.fleet.resolve(name) or self.cards.resolve(name)
+        if model is None:
+            statuses = self.fleet.models()
+            await self.cards.refresh(statuses)
+            any_name = next((status.name for status in statuses if "*" in status.aliases), None)
+            model = self.cards.resolve(name) or any_name
+        return model
+
+    async def _default(self, ask: Ask, key: str | None) -> str:
+        """Return the model of a request that names none: of the page that sent it, or the only one there is."""
+        names = self._names(key)
+        page = chosen(ask.request.cookies.get(COOKIE))
+        if page in names and page is not None:
+            return page
+        if len(names) != 1:
+            raise no_model(names)
+        return names[0]
+
+    # -- forwarding ----------------------------------------------------------------------------------------------------
+
+    async def _forward(self, ask: Ask) -> web.StreamResponse:
+        is_named = self._named(ask) is not None
+        if not ask.is_upgrade:
+            await ask.look(self.held, needs_model=not is_named and len(self.fleet.models()) > 1)
+        if ask.parts.id and not is_named and self._owner(ask) is None:
+            found = await self._searched(ask)
+            if found is not None:
+                return found
+        target = await self._target(ask)
+        facts = RequestFacts(
+            model=target.model,
+            route=ask.parts.path,
+            request_id=ask.facts.request_id or ask.request_id,
+            key=target.key,
+            max_output_tokens=ask.facts.max_output_tokens,
+        )
+        permit = await self.gate.admit(facts)
+        status = LEFT
+        try:
+            answer = await self._admitted(ask, target, permit)
+            status = answer.status
+            return answer
+        except MstarError as error:
+            status = error.status
+            raise
+        finally:
+            permit.close(status)
+            self.counters.requests.labels(target.model, ask.parts.label, str(status)).inc()
+
+    async def _admitted(self, ask: Ask, target: Target, permit: Permit) -> web.StreamResponse:
+        comments = Comments(
+            ask.request,
+            {head.REQUEST_ID: ask.request_id, **permit.headers},
+            is_possible=ask.facts.is_streamed and ask.parts.path in EVENT_ROUTES,
+            first_s=self.comment_s[0],
+            repeat_s=self.comment_s[1],
+        )
+        try:
+            replicas = await self.fleet.ready(target.model, comments.note)
+            waited_s = self.clock() - ask.arrived
+            self.counters.waited_s.labels(target.model).observe(waited_s)
+            begun = await comments.stop()
+            return await self._send(ask, target, permit, replicas, begun, waited_s)
+        except MstarError as error:
+            begun = await comments.stop()
+            if begun is None:
+                raise
+            await begun.write(event(error))
+            await begun.write_eof()
+            return begun
+        finally:
+            await comments.stop()
+
+    async def _send(
+        self,
+        ask: Ask,
+        target: Target,
+        permit: Permit,
+        replicas: Sequence[Replica],
+        begun: web.StreamResponse | None,
+        waited_s: float,
+    ) -> web.StreamResponse:
+        """Send a request to the best replica. begun: the stream of comments, if it has begun."""
+        prompt = ask.facts.prompt if len(replicas) > 1 else b""
+        preferred = self.affinity.with_prefix(target.model, prompt) if prompt else None
+        ordered = in_order(replicas, self.loads.of(replicas), target.sticky, preferred)
+        with Use(self, permit) as use:
+            if ask.is_upgrade:
+                return await join(self.session, ask, ordered, use.of, takes_keys=self.gate.takes_keys)
+            left_s = self.clock()
+            replica, response = await self._upstream.begin(ask, ordered, use.of, self.counters.retries.inc)
+            answered_s = self.clock()
+            try:
+                if prompt:
+                    self.affinity.note_prefix(target.model, prompt, replica.deployment)
+                self._note_session(ask, replica)
+                before_s = left_s - ask.arrived - waited_s
+
+                def first(piece: bytes) -> None:
+                    self.counters.added_s.observe(before_s + self.clock() - answered_s)
+                    self._learn(ask, replica, response, piece)
+
+                return await self._answered(ask, permit, response, begun, first)
+            finally:
+                response.close() if not response.content.at_eof() else response.release()
+
+    async def _answered(
+        self,
+        ask: Ask,
+        permit: Permit,
+        response: aiohttp.ClientResponse,
+        begun: web.StreamResponse | None,
+        first: Callable[[bytes], None],
+    ) -> web.StreamResponse:
+        if begun is not None and response.status >= 400:
+            body = await read_some(response, ERROR_BYTES)
+            await begun.write(b"data: " + b" ".join(body.split()) + b"\n\n")
+            await begun.write_eof()
+            return begun
+        answer = begun
+        if answer is None:
+            answer = answer_of(response)
+            answer.headers.update(permit.headers)
+            await answer.prepare(ask.request)
+        try:
+            self.counters.pieces.inc(await relay(response, answer, first))
+            await answer.write_eof()
+        except aiohttp.ClientConnectionResetError:
+            raise  # the client has gone
+        except aiohttp.ClientError as error:
+            self.counters.broken.inc()
+            log.warning("a deployment ended an answer early: %s", error, extra={"facts": {"request": ask.request_id}})
+            abort(ask.request)
+        return answer
+
+    async def _searched(self, ask: Ask) -> web.StreamResponse | None:
+        """Ask the awake replicas one by one for an id that this gateway does not know, None if none has it.
+
+        Another gateway may have forwarded the request that made it.
+        """
+        if not ask.is_replayable:
+            return None
+        names = set(self._names(ask.key))
+        awake = [each for each in self.fleet.models() if each.name in names and each.state in AWAKE]
+        replicas = [replica for status in awake for replica in status.replicas]
+        if len(replicas) < 2:
+            return None
+        for replica in replicas:
+            with suppress(Unavailable):
+                _, response = await self._upstream.begin(ask, [replica], lambda _: None, lambda: None)
+                if response.status in (404, 503):
+                    response.release()
+                    continue
+                self.affinity.note([ask.parts.id], Owner(replica.model, replica.deployment, ask.key))
+                answer = answer_of(response)
+                try:
+                    await answer.prepare(ask.request)
+                    await relay(response, answer, lambda _: None)
+                    await answer.write_eof()
+                finally:
+                    response.close() if not response.content.at_eof() else response.release()
+                return answer
+        raise NotFound(f"{ask.parts.id[:80]!r} does not exist", hint="no replica that is awake has it")
+
+    def _note_session(self, ask: Ask, replica: Replica) -> None:
+        if ask.facts.session_id is not None:
+            name = session_key(ask.key, ask.facts.session_id)
+            self.affinity.note([name], Owner(replica.model, replica.deployment, ask.key))
+
+    def _learn(self, ask: Ask, replica: Replica, response: aiohttp.ClientResponse, piece: bytes) -> None:
+        """Remember the ids that an answer makes."""
+        if ask.request.method != "POST" or response.status >= 400:
+            return
+        owner = Owner(replica.model, replica.deployment, ask.key)
+        if ask.parts.path in MAKERS:
+            self.affinity.note(made_ids(piece, response.headers.get("Location", "")), owner)
+        self.affinity.note([ask.facts.request_id or ask.request_id], owner)
+
+
+def session_key(key: str | None, session_id: str) -> str:
+    """Return the name under which the replica of a session is remembered. Sessions belong to a key."""
+    return f"session {key or ''} {session_id}"
+
+
+class Use:
+    """Use of replicas by one request: holds the current one awake and counts it. A context manager."""
+
+    def __init__(self, door: Door, permit: Permit) -> None:
+        self._door = door
+        self._permit = permit
+        self._replica: Replica | None = None
+        self._held: Any = None
+
+    def of(self, replica: Replica) -> None:
+        """Turn to a replica; the one before is given back."""
+        self._leave()
+        self._held = self._door.fleet.using(replica)
+        self._held.__enter__()
+        self._replica = replica
+        self._door.loads.own[replica.deployment] += 1
+        self._permit.forwarded(replica)
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._replica is not None:
+            self._door.loads.own[self._replica.deployment] -= 1
+            self._held.__exit__(None, None, None)
+            self._replica = None
