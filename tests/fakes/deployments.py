@@ -40,7 +40,7 @@ class Received:
 
 @dataclass(slots=True)
 class FakeDeployment:
-    """An HTTP server that answers as it is told. handler: makes the answers, else each request gets its own facts.
+    """An HTTP server that answers as configured. handler: makes the answers, else each request gets its own facts.
 
     left: set when a client closed its connection before the end of an answer.
     """

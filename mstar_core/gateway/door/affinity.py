@@ -20,7 +20,7 @@ SLACK: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class IdOwner:
     """The deployment that made an id. key: of the request that made it; other tenants do not see the id."""
 
     model: str
@@ -32,10 +32,10 @@ class Owner:
 class Affinity:
     """Bounded memory of owners and prefixes: the least recently used are forgotten. Owned by the door."""
 
-    owners: OrderedDict[str, Owner] = field(default_factory=OrderedDict)
+    owners: OrderedDict[str, IdOwner] = field(default_factory=OrderedDict)
     prefixes: OrderedDict[bytes, str] = field(default_factory=OrderedDict)
 
-    def note(self, made: Iterable[str], owner: Owner) -> None:
+    def note(self, made: Iterable[str], owner: IdOwner) -> None:
         """Remember who made ids."""
         for name in made:
             self.owners[name] = owner
@@ -43,7 +43,7 @@ class Affinity:
         while len(self.owners) > MOST_OWNERS:
             self.owners.popitem(last=False)
 
-    def owner(self, name: str) -> Owner | None:
+    def owner(self, name: str) -> IdOwner | None:
         """Return who made an id, None if it is not known."""
         owner = self.owners.get(name)
         if owner is not None:

@@ -26,6 +26,9 @@ HELD_BYTES: Final = 512 << 20
 REPLAY_BYTES: Final = 1 << 20
 """Largest body that is kept so that it can be sent to another replica."""
 
+SLICE_BYTES: Final = 256 << 10
+"""Size of one write of a body that is held in memory."""
+
 
 @dataclass(slots=True)
 class HeldBytes:
@@ -122,7 +125,13 @@ class Ask:
         """Return the body as it is sent on: whole, or in pieces as they arrive; None without one."""
         if not self.is_whole:
             return self._pieces()
+        if len(self.head) > REPLAY_BYTES:  # a large write would block the loop
+            return self._slices()
         return self.head or (b"" if self.request.body_exists else None)
+
+    async def _slices(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self.head), SLICE_BYTES):
+            yield self.head[start : start + SLICE_BYTES]
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         size = len(self.head)

@@ -15,13 +15,13 @@ from aiohttp import web
 
 from mstar_core.errors import MstarError, NotFound, Unavailable
 from mstar_core.gateway.door import headers as head
-from mstar_core.gateway.door.affinity import Affinity, Owner, in_order
+from mstar_core.gateway.door.affinity import Affinity, IdOwner, in_order
 from mstar_core.gateway.door.ask import Ask, HeldBytes
-from mstar_core.gateway.door.cards import AWAKE, Cards
-from mstar_core.gateway.door.counters import Counters
 from mstar_core.gateway.door.load import Loads
-from mstar_core.gateway.door.own_routes import OwnRoutes
-from mstar_core.gateway.door.pages import COOKIE, chosen
+from mstar_core.gateway.door.own.cards import AWAKE, Cards
+from mstar_core.gateway.door.own.counters import Counters
+from mstar_core.gateway.door.own.pages import COOKIE, chosen
+from mstar_core.gateway.door.own.routes import OwnRoutes
 from mstar_core.gateway.door.paths import EVENT_ROUTES, MAKERS, PathParts, made_ids, parts_of
 from mstar_core.gateway.door.replies import error_reply, event, internal, no_model, unknown_model
 from mstar_core.gateway.door.sockets import join
@@ -159,7 +159,7 @@ class Door:
         sticky = owner.deployment if owner is not None and owner.model == model else None
         return Target(model=model, sticky=sticky, key=key)
 
-    def _owner(self, ask: Ask) -> Owner | None:
+    def _owner(self, ask: Ask) -> IdOwner | None:
         """Return who made the id that a request builds on. Raises NotFound for an id of another tenant."""
         facts, key = ask.facts, ask.key
         if key is not None and key.startswith("ek_"):
@@ -268,7 +268,7 @@ class Door:
         prompt = ask.facts.prompt if len(replicas) > 1 else b""
         preferred = self.affinity.with_prefix(target.model, prompt) if prompt else None
         ordered = in_order(replicas, self.loads.of(replicas), target.sticky, preferred)
-        with Use(self, permit) as use:
+        with ReplicaUse(self, permit) as use:
             if ask.is_upgrade:
                 return await join(self.session, ask, ordered, use.of, takes_keys=self.gate.takes_keys)
             left_s = self.clock()
@@ -335,7 +335,7 @@ class Door:
                 if response.status in (404, 503):
                     response.release()
                     continue
-                self.affinity.note([ask.parts.id], Owner(replica.model, replica.deployment, ask.key))
+                self.affinity.note([ask.parts.id], IdOwner(replica.model, replica.deployment, ask.key))
                 answer = answer_of(response)
                 try:
                     await answer.prepare(ask.request)
@@ -349,13 +349,13 @@ class Door:
     def _note_session(self, ask: Ask, replica: Replica) -> None:
         if ask.facts.session_id is not None:
             name = session_key(ask.key, ask.facts.session_id)
-            self.affinity.note([name], Owner(replica.model, replica.deployment, ask.key))
+            self.affinity.note([name], IdOwner(replica.model, replica.deployment, ask.key))
 
     def _learn(self, ask: Ask, replica: Replica, response: aiohttp.ClientResponse, piece: bytes) -> None:
         """Remember the ids that an answer makes."""
         if ask.request.method != "POST" or response.status >= 400:
             return
-        owner = Owner(replica.model, replica.deployment, ask.key)
+        owner = IdOwner(replica.model, replica.deployment, ask.key)
         if ask.parts.path in MAKERS:
             self.affinity.note(made_ids(piece, response.headers.get("Location", "")), owner)
         self.affinity.note([ask.facts.request_id or ask.request_id], owner)
@@ -366,7 +366,7 @@ def session_key(key: str | None, session_id: str) -> str:
     return f"session {key or ''} {session_id}"
 
 
-class Use:
+class ReplicaUse:
     """Use of replicas by one request: holds the current one awake and counts it. A context manager."""
 
     def __init__(self, door: Door, permit: Permit) -> None:
@@ -384,7 +384,7 @@ class Use:
         self._door.loads.own[replica.deployment] += 1
         self._permit.forwarded(replica)
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> ReplicaUse:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -10,11 +10,11 @@ import aiohttp
 from aiohttp import web
 
 from mstar_core.errors import Refused
-from mstar_core.gateway.door import pages
-from mstar_core.gateway.door.cards import AWAKE, Cards, fetch, fetch_json
-from mstar_core.gateway.door.counters import CONTENT_TYPE, Counters
-from mstar_core.gateway.door.description import merged
 from mstar_core.gateway.door.headers import FORWARDED, is_loopback
+from mstar_core.gateway.door.own import pages
+from mstar_core.gateway.door.own.cards import AWAKE, Cards, fetch, fetch_json
+from mstar_core.gateway.door.own.counters import CONTENT_TYPE, Counters
+from mstar_core.gateway.door.own.description import merged
 from mstar_core.gateway.door.paths import PathParts
 from mstar_core.gateway.door.replies import json_reply, unknown_model
 from mstar_core.gateway.parts import Fleet, Gate, ModelState, ModelStatus

@@ -1,0 +1,1 @@
+"""Routes that the gateway answers itself: merged lists, metrics, health, pages."""
