@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Any, Final, NoReturn
 
+from mstar_core.api.http.long_strings import LONG_BYTES, cut
 from mstar_core.errors import RequestError
 
 MAX_DEPTH: Final = 32
@@ -19,11 +22,22 @@ _FLAT: Final = frozenset({int, float, bool, type(None)})
 
 def parse_json(data: bytes | bytearray | str, what: str = "the body") -> Any:
     """Parse one JSON value. Raises RequestError (`invalid_json`) with the position of the error."""
+    if not isinstance(data, str) and len(data) > 2 * LONG_BYTES:
+        short, strings = cut(data)
+        if strings:
+            try:
+                return _parsed(short, what, partial(_object_of, strings))
+            except RequestError:
+                pass  # parsed again, whole, for the position of the error
+    return _parsed(data, what, _object)
+
+
+def _parsed(data: bytes | bytearray | str, what: str, hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> Any:
     if (data.count(",") if isinstance(data, str) else data.count(b",")) >= MAX_VALUES:
         raise bad_json(what, f"it has more than {MAX_VALUES} values")
     try:
         text = data if isinstance(data, str) else data.decode()
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(text, object_pairs_hook=hook, parse_constant=_constant)
     except RecursionError as error:
         raise bad_json(what, f"it is nested deeper than {MAX_DEPTH} levels") from error
     except json.JSONDecodeError as error:
@@ -63,6 +77,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
         raise _Refused(f"the key {counts.most_common(1)[0][0][:40]!r} is duplicated")
     return fields
+
+
+def _object_of(strings: Mapping[str, str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object with the strings that were cut out in place of their marks."""
+    return _object([(key, strings.get(value, value) if type(value) is str else value) for key, value in pairs])
 
 
 def _constant(name: str) -> NoReturn:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import pybase64
 
 from mstar_core.api.errors import ErrorReply
 from mstar_core.api.output.encode import EncodedChunk
@@ -40,7 +40,7 @@ class LineFormat:
     def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> tuple[Data, ...]:
         """Return a line as buffers; a large payload of a frame is a buffer of its own."""
         if self.content_type == NDJSON:
-            body = {"modality": modality, "data": base64.b64encode(data).decode(), "metadata": metadata}
+            body = {"modality": modality, "data": pybase64.b64encode_as_string(data), "metadata": metadata}
             return (msgspec.json.encode(body) + b"\n",)
         header = msgspec.json.encode({"modality": modality, "metadata": metadata})
         head = struct.pack("<IQ", len(header), len(data)) + header
@@ -75,7 +75,7 @@ def whole_outputs(chunks: Sequence[EncodedChunk]) -> dict[str, list[dict[str, An
     """Return outputs by modality: text and audio joined into one entry each, other outputs one by one."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for chunk in joined_chunks(chunks):
-        entry = {"data": base64.b64encode(chunk.data).decode(), "metadata": chunk.metadata}
+        entry = {"data": pybase64.b64encode_as_string(chunk.data), "metadata": chunk.metadata}
         grouped.setdefault(chunk.modality, []).append(entry)
     return grouped
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import binascii
 import ipaddress
 import socket
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import httpx
+import pybase64
 
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.http.body import UploadedFile
@@ -231,8 +231,8 @@ def _unreachable(field: str, why: str) -> BadMedia:
     )
 
 
-INLINE_BYTES: Final = 512 * 1024
-"""Base64 up to this size is decoded on the event loop, longer base64 on a thread."""
+INLINE_BYTES: Final = 8 << 20
+"""Base64 up to this size is decoded on the event loop (0.3 ms), longer base64 on a thread."""
 
 NAME_CHARS: Final = 200
 
@@ -278,7 +278,10 @@ async def decoded(field: str, text: str) -> bytes:
 
 def _decode(field: str, text: str) -> bytes:
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        try:
+            return pybase64.b64decode(text, validate=True)
+        except binascii.Error:
+            return pybase64.b64decode("".join(text.split()), validate=True)
     except (ValueError, binascii.Error) as error:
         raise RequestError("the data is not valid base64", field=field) from error
 

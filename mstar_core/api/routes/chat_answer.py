@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import pybase64
 
 from mstar_core.api.exchange import DONE, event
 from mstar_core.api.group import Group, GroupPart
@@ -194,7 +194,7 @@ class ChatEvents:
     def _delta(self, index: int, chunk: EncodedChunk) -> Delta | None:
         match chunk.modality:
             case "audio":
-                data = base64.b64encode(chunk.data).decode()
+                data = pybase64.b64encode_as_string(chunk.data)
                 return Delta(audio=AnswerAudio(id=self._frame.audio_id(index), data=data))
             case "image":
                 return Delta(content=image_url(chunk.data))
@@ -224,7 +224,7 @@ def has_logprobs(group: Group, index: int) -> bool:
 
 def image_url(data: bytes) -> str:
     """Return a PNG as a data URL."""
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f"data:image/png;base64,{pybase64.b64encode_as_string(data)}"
 
 
 def part_delta(part: Part, reader: AnswerReader) -> Delta | None:
@@ -264,7 +264,7 @@ async def _whole_sound(
     file = await asyncio.to_thread(encode_whole, form, answer.sound(), encoder.rate, encoder.channels)
     return AnswerAudio(
         id=frame.audio_id(index),
-        data=base64.b64encode(file).decode(),
+        data=pybase64.b64encode_as_string(file),
         expires_at=frame.created,
         transcript=answer.text(),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+import pybase64
 from msgspec import UNSET
 from sanic.response import HTTPResponse
 
@@ -196,7 +196,7 @@ def _usage(used: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _event(exchange: Exchange, body: ImageRequest, kind: str, index: int, chunk: EncodedChunk) -> ImageEvent:
     size = f"{chunk.metadata.get('width', 0)}x{chunk.metadata.get('height', 0)}"
-    data = base64.b64encode(await _file(exchange, body, chunk.data)).decode()
+    data = pybase64.b64encode_as_string(await _file(exchange, body, chunk.data))
     return ImageEvent(
         type=kind, b64_json=data, created_at=int(time.time()), size=size, output_format=body.output_format, index=index
     )
@@ -218,7 +218,7 @@ async def _image(
         raise EngineError("the model returned no image")
     file = await _file(exchange, body, file)
     thought = "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
-    data = base64.b64encode(file).decode()
+    data = pybase64.b64encode_as_string(file)
     is_url = body.response_format == "url"
     return MadeImage(
         b64_json=None if is_url else data,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from pathlib import Path
 from typing import Any
 
+import pybase64
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
@@ -38,7 +38,7 @@ def _entry(sample: SampleInputs) -> dict[str, Any]:
         "output_modalities": list(sample.outputs),
         "params": dict(sample.params),
         "files": [
-            {"name": name, "kind": kind_of(name), "data": base64.b64encode(data).decode()}
+            {"name": name, "kind": kind_of(name), "data": pybase64.b64encode_as_string(data)}
             for name, data in sample.files
         ],
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import pybase64
 
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.group import GroupPart
@@ -42,7 +43,7 @@ class AnswerReader:
     def call_id(self, index: int) -> str:
         """Return the id of a call, the same whenever the answer is repeated."""
         digest = hashlib.blake2b(f"{self._key}/{index}".encode()).digest()
-        letters = base64.b64encode(digest).decode().translate({ord(char): None for char in "+/="})
+        letters = pybase64.b64encode_as_string(digest).translate({ord(char): None for char in "+/="})
         return letters[:ID_CHARS]
 
     def read(self, piece: GroupPart) -> list[AnswerPiece]:

@@ -8,7 +8,6 @@ track had been played to.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
+import pybase64
 from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessionDescription
 from aiortc.exceptions import InvalidStateError
 from aiortc.mediastreams import MediaStreamError
@@ -121,7 +121,7 @@ class RealtimeCall:
 
     def _speak(self, event: dict[str, Any]) -> None:
         form = self._settings().spoken
-        samples = form.decode(base64.b64decode(event["delta"]), "audio")
+        samples = form.decode(pybase64.b64decode(event["delta"]), "audio")
         is_first = event["response_id"] != self._response_id
         self._response_id = event["response_id"]
         self._voice.push(event["item_id"], samples, form.rate)
@@ -195,7 +195,7 @@ class RealtimeCall:
                 for part in mono.resample(frame):
                     samples = resampler.push(part.to_ndarray().reshape(-1).astype(np.int16, copy=False))
                     if len(samples):
-                        sound = base64.b64encode(form.encode(samples)).decode()
+                        sound = pybase64.b64encode_as_string(form.encode(samples))
                         self._events.put_nowait(json.dumps({"type": "input_audio_buffer.append", "audio": sound}))
 
     def _changed(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+import pybase64
 from msgspec import Meta
 
 from mstar_core.api.parse.media import decoded
@@ -187,4 +187,4 @@ def _shown_part(part: ItemPart, *, has_audio: bool) -> dict[str, Any]:
 
 def sound_of(part: HeardPart) -> str:
     """Return sound of the user as PCM16 at 24 kHz in base64."""
-    return base64.b64encode(resampled_whole(part.samples, part.rate, PCM_RATE).astype("<i2").tobytes()).decode()
+    return pybase64.b64encode_as_string(resampled_whole(part.samples, part.rate, PCM_RATE).astype("<i2").tobytes())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
+import pybase64
 
 from mstar_core.api.errors import ErrorReply
 from mstar_core.api.realtime.event_log import SentEvents
@@ -138,7 +138,7 @@ class ServerEvents:
         self._send(f"response.{name}.delta", **_place(response, output), delta=delta)
 
     def sound_grew(self, response: RealtimeResponse, output: OpenOutput, data: bytes) -> None:
-        self._send("response.output_audio.delta", **_place(response, output), delta=base64.b64encode(data).decode())
+        self._send("response.output_audio.delta", **_place(response, output), delta=pybase64.b64encode_as_string(data))
 
     def arguments_grew(self, response: RealtimeResponse, output: OpenOutput, delta: str) -> None:
         self._send("response.function_call_arguments.delta", **_call_place(response, output), delta=delta)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
+
+import pybase64
 
 from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.output.audio import content_type
@@ -81,7 +82,7 @@ async def send_sound_events(exchange: Exchange, source: SoundSource, form: Audio
 
 
 def _delta(data: bytes) -> tuple[bytes]:
-    return event(SpeechDelta(audio=base64.b64encode(data).decode()))
+    return event(SpeechDelta(audio=pybase64.b64encode_as_string(data)))
 
 
 async def _encoder(exchange: Exchange, form: AudioFormat, audio: Audio) -> Encoder:

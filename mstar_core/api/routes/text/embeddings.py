@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-
 import numpy as np
+import pybase64
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
@@ -85,6 +84,6 @@ def _check_room(size: int, most: int) -> None:
 
 def _written(vector: Array, form: str) -> list[float] | str:
     if form == "base64":
-        return base64.b64encode(vector.astype(FLOAT32, copy=False).tobytes()).decode()
+        return pybase64.b64encode_as_string(vector.astype(FLOAT32, copy=False).tobytes())
     values: list[float] = vector.tolist()
     return values
