@@ -1,0 +1,69 @@
+"""Figures of one request as its deployment reports them, and how they are booked."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+from typing import Final
+
+from mstar_core.observe.frames import RequestStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of a request. input_tokens: cached ones included. Fields are columns of the store, in its order."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    audio_in_s: float = 0.0
+    audio_out_s: float = 0.0
+    images: int = 0
+    video_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Return what counts against a quota of tokens."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def audio_s(self) -> float:
+        """Return what counts against a quota of audio."""
+        return self.audio_in_s + self.audio_out_s
+
+    def values(self) -> tuple[float, ...]:
+        """Return the figures in the order of `COLUMNS`."""
+        return astuple(self)
+
+    def minus(self, other: Figures) -> Figures:
+        """Return the difference of two reports about one request."""
+        return Figures(**{name: getattr(self, name) - getattr(other, name) for name in COLUMNS})
+
+
+COLUMNS: Final = tuple(field.name for field in fields(Figures))
+"""Columns of the tables `reports` and `usage`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport:
+    """Report of a deployment about one request. id: unique over all deployments and their starts.
+
+    request: its id; the parts of one forwarded request are named `ID/1` or `ID-1`.
+    """
+
+    id: str
+    request: str
+    figures: Figures
+
+
+def report_of(status: RequestStatus, boot: str) -> UsageReport:
+    """Return the report of an ended request. boot: of this start of the deployment."""
+    return UsageReport(
+        id=f"{boot}/{status.handle}",
+        request=status.id,
+        figures=Figures(
+            input_tokens=status.prompt_tokens,
+            cached_tokens=status.cached_tokens,
+            output_tokens=status.tokens,
+            audio_out_s=status.audio_s,
+        ),
+    )

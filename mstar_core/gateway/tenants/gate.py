@@ -1,0 +1,269 @@
+"""Gate of a gateway: admits requests by keys, rights, quotas and fair order, and counts their usage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import Unavailable
+from mstar_core.gateway.parts import Replica, RequestFacts
+from mstar_core.gateway.serve_file import ServeFile
+from mstar_core.gateway.tenants import books
+from mstar_core.gateway.tenants.booker import SWEEP_S, Booker, local_socket
+from mstar_core.gateway.tenants.books import Entry
+from mstar_core.gateway.tenants.directory import Directory, no_model
+from mstar_core.gateway.tenants.lanes import Lane
+from mstar_core.gateway.tenants.presence import Presence
+from mstar_core.gateway.tenants.quotas import Reserved, headers_of
+from mstar_core.gateway.tenants.store import Writer, opened
+from mstar_core.gateway.tenants.tenant_file import TenantFile
+from mstar_core.gateway.tenants.terms import Terms
+
+EXPECTED_TOKENS: Final = 1024
+"""Tokens that a request reserves if it does not limit its output."""
+
+EXPECTED_AUDIO_S: Final = 30.0
+"""Seconds of audio that a request to a route of sound reserves."""
+
+SOUND: Final = ("/v1/audio/", "/v1/realtime")
+SESSIONS: Final = ("/v1/realtime",)
+"""Routes whose connections outlive requests, so that they do not wait for a slot of the model."""
+
+MOST_WAITING: Final = 1024
+"""Requests of one model that wait in this gateway."""
+
+LAST_REPORTS_S: Final = 2.0
+
+log = logging.getLogger("mstar.gateway")
+
+
+class TenantPermit:
+    """The permit of an admitted request. Ended by `close`, once."""
+
+    __slots__ = ("_gate", "_is_closed", "_lane", "_left", "_number", "_tenant")
+
+    def __init__(self, gate: TenantGate, tenant: str, number: int, left: Reserved, lane: Lane | None) -> None:
+        self._gate = gate
+        self._tenant = tenant
+        self._number = number
+        self._left = left
+        self._lane = lane
+        self._is_closed = False
+
+    @property
+    def tenant(self) -> str:
+        return self._tenant
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the `x-ratelimit-*` headers of the tenant's quotas."""
+        return headers_of(self._left.left)
+
+    def forwarded(self, replica: Replica) -> None:
+        """Note the deployment that will report the request."""
+        self._gate.note_forward(self._number, replica)
+
+    def close(self, status: int) -> None:
+        """End the request, and let the next one run. Further calls do nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._gate.note_close(self._number, status, self._lane)
+
+
+class TenantGate:
+    """The gate. folder: of the stores. socket_of: admin socket of a deployment. clock: seconds since the epoch."""
+
+    def __init__(
+        self,
+        serve: ServeFile,
+        folder: Path,
+        *,
+        socket_of: Callable[[str], Path] = local_socket,
+        clock: Callable[[], float] = time.time,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._socket_of = socket_of
+        self._most_waiting = most_waiting
+        self._directory = self._read(serve)
+        self._lanes: dict[str, Lane] = {}
+        self._replicas: dict[str, set[str]] = {}  # deployments of a model that requests were forwarded to
+        self._presence: Presence | None = None
+        self._writer: Writer | None = None
+        self._booker: Booker | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def takes_keys(self) -> bool:
+        return self._directory.has_tenants
+
+    async def start(self) -> None:
+        """Open the stores, close the requests of dead gateways, and follow the deployments that report them."""
+        connection = await asyncio.to_thread(opened, self._folder)
+        self._writer = Writer(connection)
+        self._presence = await asyncio.to_thread(Presence, self._folder)
+        self._booker = Booker(self._writer, self._clock, socket_of=self._socket_of, on_change=self._let_wait_run)
+        await self.sweep()
+        self._sweeper = asyncio.create_task(self._sweep_on(), name="usage sweep")
+
+    async def close(self) -> None:
+        """Book what deployments have reported until now, and close the stores."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        if self._booker is not None:
+            await self._booker.catch_up(LAST_REPORTS_S)
+            await self._booker.close()
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close)
+        if self._presence is not None:
+            self._presence.close()
+        self._sweeper = self._booker = self._writer = self._presence = None
+
+    async def apply(self, serve: ServeFile) -> None:
+        """Take over changed tenants. Requests that were admitted are not disturbed."""
+        self._directory = self._read(serve)
+
+    def models_of(self, key: str | None, models: Sequence[str]) -> Sequence[str]:
+        """Return those of the models that a key may see. Raises InvalidKey."""
+        return self._directory.visible(self._directory.caller(key), models)
+
+    async def admit(self, facts: RequestFacts) -> TenantPermit:
+        """Return when the request may run. Raises InvalidKey, NotFound, Overloaded, Unavailable."""
+        caller = self._directory.caller(facts.key)
+        if not self._directory.visible(caller, (facts.model,)):
+            raise no_model(facts.model, ())
+        terms, writer = caller.terms, self._open()
+        tokens = float(EXPECTED_TOKENS if facts.max_output_tokens is None else facts.max_output_tokens)
+        entry = Entry(
+            request=facts.request_id,
+            gateway=self._named(),
+            terms=terms,
+            key=caller.key,
+            model=facts.model,
+            route=facts.route,
+            tokens=tokens,
+            audio_s=EXPECTED_AUDIO_S if facts.route.startswith(SOUND) else 0.0,
+        )
+        number, reserved = await self._reserved(writer, entry)
+        lane = None if facts.route.startswith(SESSIONS) else self._lane(facts.model)
+        if lane is not None:
+            try:
+                await lane.enter(terms.name, terms.weight, max(1.0, tokens))
+            except BaseException:
+                writer.post(partial(books.undo, number=number))
+                raise
+        return TenantPermit(self, terms.name, number, reserved, lane)
+
+    async def sweep(self) -> None:
+        """Do what is due: free what dead gateways hold, and settle late requests. Called every second."""
+        assert self._presence is not None and self._booker is not None
+        writer, now = self._open(), self._clock()
+        living = await asyncio.to_thread(self._presence.living)
+        await writer.call(partial(books.close_lost, living=living, now=now))
+        await self._booker.sweep()
+        for model in [model for model, lane in self._lanes.items() if lane.is_empty]:
+            del self._lanes[model]
+
+    def note_forward(self, number: int, replica: Replica) -> None:
+        """Note the deployment of a request, and follow its reports. Called by its permit."""
+        self._open().post(partial(books.forward, number=number, deployment=replica.deployment))
+        self._replicas.setdefault(replica.model, set()).add(replica.deployment)
+        if replica.is_local and self._booker is not None:
+            self._booker.follow(replica.deployment)
+
+    def note_close(self, number: int, status: int, lane: Lane | None) -> None:
+        """Note the end of a request. Called by its permit, once."""
+        if self._writer is not None:  # else the next gateway closes it
+            self._writer.post(partial(books.close, number=number, status=status, now=self._clock()))
+        if lane is not None:
+            lane.leave()
+
+    def waiting(self, model: str) -> int:
+        """Return how many requests wait for a model in this gateway."""
+        lane = self._lanes.get(model)
+        return 0 if lane is None else lane.waiting
+
+    def capacity(self, model: str) -> int | None:
+        """Return how many requests the replicas of a model run at once, None until all of them have said so."""
+        watched = {} if self._booker is None else self._booker.watched
+        known = [watched[name].slots for name in self._replicas.get(model, ()) if name in watched]
+        return sum(known) if known and all(known) else None
+
+    # -- internal -----------------------------------------------------------------------------------------------------
+
+    async def _reserved(self, writer: Writer, entry: Entry) -> tuple[int, Reserved]:
+        """Reserve and write down a request. If the caller is cancelled meanwhile, nothing of it stays."""
+        written = writer.post(partial(books.admit, entry=entry, now=self._clock()))
+        result = asyncio.wrap_future(written)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            result.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller reads it
+            written.add_done_callback(partial(_undo, writer))
+            raise
+        except (sqlite3.Error, OSError) as error:
+            log.error("the usage file cannot be written", extra={"facts": {"why": str(error)}})
+            hint = "check the free space of the gateway's state folder"
+            raise Unavailable("the gateway cannot count requests", str(error), hint, retry_after_s=5) from error
+
+    def _lane(self, model: str) -> Lane:
+        lane = self._lanes.get(model)
+        if lane is None:
+            lane = self._lanes[model] = Lane(model, partial(self.capacity, model), self._most_waiting)
+        return lane
+
+    def _let_wait_run(self) -> None:
+        for lane in self._lanes.values():
+            lane.admit()
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except (sqlite3.Error, OSError) as error:
+                log.error("usage cannot be settled", extra={"facts": {"why": str(error)}})
+
+    def _read(self, serve: ServeFile) -> Directory:
+        declared = [
+            Terms(
+                name=spec.name,
+                models=spec.models,
+                requests_per_minute=spec.requests_per_minute,
+                tokens_per_day=spec.tokens_per_day,
+                audio_seconds_per_day=spec.audio_seconds_per_day,
+                concurrency=spec.concurrency,
+                weight=spec.weight,
+            )
+            for spec in serve.tenants.values()
+        ]
+        reserved = {entry.name: entry.tenants for entry in serve.models.values() if entry.tenants}
+        file = TenantFile(self._folder)
+        return Directory(file, declared, reserved, needs_key=serve.require_key, clock=self._clock)
+
+    def _open(self) -> Writer:
+        if self._writer is None:
+            raise Unavailable("the gateway is stopping", hint="send the request again", retry_after_s=1)
+        return self._writer
+
+    def _named(self) -> str:
+        assert self._presence is not None
+        return self._presence.name
+
+
+def _undo(writer: Writer, written: Future[tuple[int, Reserved]]) -> None:
+    """Remove a request whose client left while it was written down."""
+    if not written.cancelled() and written.exception() is None:
+        writer.post(partial(books.undo, number=written.result()[0]))
