@@ -25,6 +25,7 @@ from mstar_core.client import MStarClient
 from mstar_pi05 import arm
 from mstar_qwen3omni import world
 from mstar_vjepa2 import block
+from mstar_wan22 import moves
 
 PLUGINS: Final = demo.ROOT / "plugins"
 OUT: Final = demo.ROOT / "out"
@@ -115,6 +116,17 @@ def draws(client: MStarClient) -> Shown:
     return Shown(line=f"draws: {text}. Measured: {seen}. Described: {told}", picture=enlarged(picture))
 
 
+def films(client: MStarClient) -> Shown:
+    """Move a shape, and measure where it begins and ends."""
+    text = "a red circle moves right"
+    made = client.generate(text=text, output_modalities="video", seed=1, **moves.PARAMS)
+    video = np.concatenate([chunk.to_numpy() for chunk in made.video])
+    ends = (video[0], video[-1])
+    seen = [f"a {' '.join(name)} at {x:.0f}, {y:.0f}" for end in ends for name, (x, y) in moves.recognise(end).items()]
+    line = f"films: {text}. Measured: {', then '.join(seen) or 'nothing'}"
+    return Shown(line=line, picture=enlarged(Image.fromarray(ends[-1])))
+
+
 def acts(client: MStarClient) -> Shown:
     """Move the arm to a named target, closed loop."""
     judge = module_of("mstar-pi05", "judge_arm")
@@ -172,6 +184,7 @@ JOBS: Final[dict[str, Callable[[MStarClient], Shown]]] = {
     "qwen3_tts:mini": counts,
     "qwen3_omni:mini": answers,
     "bagel:mini": draws,
+    "wan22:mini": films,
     "pi05:mini": acts,
     "vjepa2_ac:mini": plans,
     "llm:mini": calls,

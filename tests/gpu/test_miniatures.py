@@ -61,6 +61,10 @@ JUDGED = {
         words=("-m", "train.judge", "--url", "{url}", "--sentences", "30", "--processes", "{workers}"),
         needs=("pocketsphinx",),
     ),
+    "wan22": Judged(
+        folder=PLUGINS / "mstar-wan22/train",
+        words=("judge_moves.py", "{url}", "--videos", "60", "--workers", "{workers}"),
+    ),
     "llm": Judged(
         folder=PLUGINS / "mstar-llm",
         words=("-m", "train.judge", "--url", "{url}", "--questions", "400", "--workers", "{workers}"),

@@ -1,8 +1,8 @@
 """Judge a served `wan22:mini`: it generates videos of moves, and image arithmetic decides whether they are right.
 
-    python judge_moves.py URL [--videos 60]
+    python judge_moves.py URL [--videos 60] [--workers 1] [--least 0.9]
 
-Prints a JSON line with the shares of trained and unseen moves that are right.
+Prints a JSON line with the shares of trained and unseen moves that are right. Exits with 1 below the share of --least.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -56,12 +58,16 @@ def chosen(count: int) -> list[tuple[moves.Move, bool]]:
     return [every[number % len(every)] for number in range(count)]
 
 
-def judge(served: Served, count: int) -> dict[str, Any]:
-    """Return the shares of right videos: of all, of trained and of unseen moves."""
-    results = [
-        (trained, moves.shows(served.video(move.sentence, seed), move))
-        for seed, (move, trained) in enumerate(chosen(count))
-    ]
+def judge(served: Served, count: int, workers: int = 1) -> dict[str, Any]:
+    """Return the shares of right videos: of all, of trained and of unseen moves. workers: requests at a time."""
+
+    def judged(number: int) -> tuple[bool, bool]:
+        move, trained = tasks[number]
+        return trained, moves.shows(served.video(move.sentence, number), move)
+
+    tasks = chosen(count)
+    with ThreadPoolExecutor(workers) as threads:
+        results = list(threads.map(judged, range(count)))
     return {
         "videos": len(results),
         "right": sum(right for _, right in results),
@@ -77,6 +83,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--videos", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--least", type=float, default=0.9)
     given = parser.parse_args()
     with Served(given.url) as served:
-        print(json.dumps(judge(served, given.videos)))
+        verdict = judge(served, given.videos, given.workers)
+    print(json.dumps(verdict))
+    sys.exit(verdict["share"] < given.least)

@@ -46,7 +46,13 @@ RADII: Final = np.linspace(4.5, 7.0, 6)
 MOST_ERROR: Final = 0.2
 """Largest squared difference of a form to its drawing, as a share of the drawing."""
 
-PARAMS: Final[dict[str, Any]] = {"width": SIDE, "height": SIDE, "num_frames": FRAMES, "num_inference_steps": 12}
+PARAMS: Final[dict[str, Any]] = {
+    "width": SIDE,
+    "height": SIDE,
+    "num_frames": FRAMES,
+    "num_inference_steps": 12,
+    "guidance_scale": 2.0,
+}
 """Parameters of a video of this world. Equal to `mini_params` of the spec, which may not import this module."""
 
 

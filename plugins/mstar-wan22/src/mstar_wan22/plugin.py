@@ -68,10 +68,13 @@ OPTIONS: Final[Mapping[str, Any]] = {"negative_prompt": None}
 TINY: Final = {"width": 64, "height": 32, "num_frames": 9, "num_inference_steps": 3}
 """Parameters for the tiny checkpoints."""
 
+MINI: Final = {"width": 32, "height": 32, "num_frames": 9, "num_inference_steps": 12, "guidance_scale": 2.0}
+"""Parameters of a video of the miniature's world."""
+
 
 def spec(name: str, sizes: Sizes) -> ModelSpec:
     """Return the spec of a variant for a checkpoint of these sizes."""
-    graph, variant = build(sizes), VARIANTS[name]
+    graph, variant, is_base = build(sizes), VARIANTS[name], name == BASE
     return ModelSpec(
         name=name,
         title=variant.title,
@@ -96,6 +99,10 @@ def spec(name: str, sizes: Sizes) -> ModelSpec:
         make_samples="mstar_wan22.sample_inputs:make_samples",
         resolve=f"mstar_wan22.sources.download:resolve_{name}",
         notice=f"{name}:tiny has random weights: its videos are noise",
+        mini="mstar_wan22.sources.mini:find_mini" if is_base else None,
+        mini_notice="wan22:mini is a miniature of 0.7M parameters: it moves a drawn shape in a named direction",
+        mini_prompt="a red circle moves right" if is_base else "",
+        mini_params=MINI if is_base else {},
     )
 
 
