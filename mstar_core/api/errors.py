@@ -69,6 +69,13 @@ class UnsupportedType(RequestError):
     code = "unsupported_content_type"
 
 
+class RangeNotSatisfiable(RequestError):
+    """A byte range behind the end of a file. size: bytes of the file."""
+
+    status = 416
+    code = "range_not_satisfiable"
+
+
 class Stalled(Cancelled):
     """The client stopped reading its response."""
 
@@ -166,6 +173,8 @@ def _headers(error: MstarError) -> dict[str, str]:
         return {"Upgrade": "websocket", "Connection": "Upgrade"}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if error.status == 416:
+        return {"Content-Range": f"bytes */{error.facts.get('size', '*')}"}
     if error.status == 405:
         return {"Allow": str(error.facts.get("allowed", ""))}
     return {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import os
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +14,7 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.body import UploadedFile, check_size
+from mstar_core.api.http.ranges import asked_range
 from mstar_core.api.parse.media import ByteAllowance, part_of_upload, part_of_url
 from mstar_core.api.parse.params import ParsedRequest, check_images
 from mstar_core.api.requests.response_store import owner_of
@@ -87,7 +90,7 @@ async def retrieve(exchange: Exchange) -> HTTPResponse:
 
 
 async def content(exchange: Exchange) -> HTTPResponse:
-    """Return the file of a finished video, or its first frame."""
+    """Return the file of a finished video, or its first frame, or a byte range of them."""
     variant = exchange.request.args.get("variant") or "video"
     if variant not in FILES:
         raise RequestError(f"variant {variant[:40]!r} is not offered", field="variant", allowed=", ".join(FILES))
@@ -101,11 +104,31 @@ async def content(exchange: Exchange) -> HTTPResponse:
         )
     name, kind = FILES[variant]
     path = exchange.service.videos.store.files(video.id) / name
+    headers = exchange.request.headers
+    # Files have no validator that `If-Range` could name.
+    wanted = None if "if-range" in headers else headers.get("range")
     try:
-        data = await asyncio.to_thread(path.read_bytes)
+        data, start, size = await asyncio.to_thread(_part, path, wanted)
     except OSError as error:
         raise _unknown(video.id) from error
-    return exchange.whole(data, kind)
+    if start is None:
+        return exchange.whole(data, kind, headers={"Accept-Ranges": "bytes"})
+    place = f"bytes {start}-{start + len(data) - 1}/{size}"
+    return exchange.whole(data, kind, 206, {"Accept-Ranges": "bytes", "Content-Range": place})
+
+
+def _part(path: Path, wanted: str | None) -> tuple[bytes, int | None, int]:
+    """Return the bytes of a file that are asked for, where they begin, None for all of them, and the file's size.
+
+    Raises OSError, RangeNotSatisfiable.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        found = asked_range(wanted, size)
+        if found is None:
+            return file.read(), None, size
+        file.seek(found[0])
+        return file.read(found[1] - found[0]), found[0], size
 
 
 async def delete(exchange: Exchange) -> HTTPResponse:

@@ -101,6 +101,24 @@ def test_a_video_from_a_text(client: openai.OpenAI, server: Deployment) -> None:
     assert np.corrcoef(frames.mean(-1).ravel(), shown.mean(-1).ravel())[0, 1] > 0.8
 
 
+def test_ranges_of_a_file(client: openai.OpenAI, server: Deployment) -> None:
+    video = created(client, extra={"num_frames": 1})
+    finished(client, video.id)
+    url = f"{server.url}/v1/videos/{video.id}/content"
+    whole = httpx.get(url)
+    size = len(whole.content)
+    assert (whole.status_code, whole.headers["accept-ranges"]) == (200, "bytes")
+    for asked, start, stop in (("5-9", 5, 10), (f"{size - 3}-", size - 3, size), ("-4", size - 4, size)):
+        part = httpx.get(url, headers={"Range": f"bytes={asked}"})
+        assert (part.status_code, part.content) == (206, whole.content[start:stop])
+        assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
+        assert part.headers["content-length"] == str(stop - start)
+    beyond = httpx.get(url, headers={"Range": f"bytes={size}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
+    assert beyond.json()["error"]["code"] == "range_not_satisfiable"
+    assert httpx.get(url, headers={"Range": "bytes=0-1", "If-Range": '"tag"'}).content == whole.content
+
+
 def streamed(server: Deployment, text: str, **fields: Any) -> np.ndarray:
     """Return the frames of /generate."""
     body = {"text": text, "output_modalities": ["video"], "width": 64, "height": 32, **SMALL, **fields}
