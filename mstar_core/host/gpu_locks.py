@@ -45,6 +45,8 @@ __all__ = [
     "MemoryClaim",
     "acquire_gpus",
     "check_claim",
+    "device_text",
+    "gib",
     "gpu_holder",
     "gpu_holders",
     "held_bytes",

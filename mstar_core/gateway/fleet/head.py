@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
+from mstar_core.errors import MstarError
+from mstar_core.gateway.fleet.admin_socket import call
 from mstar_core.gateway.parts import LoadProgress, ModelState
 
 ANSWER_S: Final = 2.0
@@ -52,26 +51,8 @@ class DeploymentHead:
 async def read_head(admin_socket: Path) -> DeploymentHead | None:
     """Return the head of a deployment; None if its supervisor does not answer in time."""
     try:
-        async with asyncio.timeout(ANSWER_S):
-            facts = await _get(admin_socket, "/v1/")
-    except (OSError, TimeoutError, ValueError, EOFError):
+        facts = await call(admin_socket, "GET", "/v1/", limit_s=ANSWER_S)
+    except MstarError:
         return None
     known = {name: facts[name] for name in DeploymentHead.__slots__ if facts.get(name) is not None}
     return DeploymentHead(**known) if "state" in known else None
-
-
-async def _get(admin_socket: Path, path: str) -> dict[str, Any]:
-    """Return the JSON object at a path of an admin socket. The connection is closed by the answer's end."""
-    reader, writer = await asyncio.open_unix_connection(str(admin_socket), limit=1 << 20)
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: mstar\r\nConnection: close\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-        body = await reader.read()
-    finally:
-        writer.close()
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise ValueError(head[:64])
-    answer = msgspec.json.decode(body)
-    if not isinstance(answer, dict):
-        raise ValueError("the answer is not an object")
-    return answer

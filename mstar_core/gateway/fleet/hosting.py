@@ -1,0 +1,72 @@
+"""What the fleet needs of the host that runs its deployments. Real in `local_host.py`, faked in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mstar_core.gateway.fleet.head import DeploymentHead
+from mstar_core.gateway.parts import Replica
+from mstar_core.gateway.serve_file import ModelEntry
+from mstar_core.host.gpu_locks import Holder, MemoryClaim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Memory of one deployment of a model. claims: by key of the ledger, empty where no ledger counts it.
+
+    budget: value of `up --memory`; empty: whole GPUs, which a sleeping deployment does not give back.
+    """
+
+    claims: Mapping[str, MemoryClaim] = field(default_factory=dict)
+    budget: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the rest of its devices."""
+        return bool(self.budget)
+
+
+class Launch(Protocol):
+    """A start in progress."""
+
+    async def until_placed(self) -> None:
+        """Return when the deployment holds its memory. Raises the MstarError of a start that failed before."""
+        ...
+
+    async def until_ready(self) -> None:
+        """Return when the deployment serves. Raises the MstarError of a start that failed."""
+        ...
+
+
+class DeploymentHost(Protocol):
+    """Deployments of one host and its memory ledger."""
+
+    async def survey(self, entry: ModelEntry) -> Need:
+        """Return the memory of one deployment. Raises the MstarError of an entry that can never start."""
+        ...
+
+    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> Launch:
+        """Start a deployment called `name`. is_replacement: it takes over from the one of this name once it serves."""
+        ...
+
+    async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
+        """Return those of the deployments that run, with their heads; None for one that does not answer."""
+        ...
+
+    async def sleep(self, name: str, level: int) -> None:
+        """Return when the deployment sleeps. Raises StateConflict if requests run on it, MstarError if it cannot."""
+        ...
+
+    async def wake(self, name: str) -> None:
+        """Return when the deployment serves again. Raises StartError, with its code, if its memory is taken."""
+        ...
+
+    async def end(self, name: str) -> None:
+        """Return when the deployment has ended; requests in flight finish first."""
+        ...
+
+    def holders(self, key: str) -> Sequence[Holder]:
+        """Return the holders of a device in the ledger."""
+        ...

@@ -1,0 +1,221 @@
+"""Deployments of this host: started by `mstarctl up`, asked by their admin sockets, counted by the memory ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from mstar_core.errors import MstarError, StartError, StateConflict
+from mstar_core.gateway.fleet.admin_socket import call
+from mstar_core.gateway.fleet.head import DeploymentHead, read_head
+from mstar_core.gateway.fleet.hosting import Need
+from mstar_core.gateway.fleet.running import Found, read_running
+from mstar_core.gateway.parts import Replica
+from mstar_core.gateway.serve_file import ModelEntry
+from mstar_core.host.gpu_locks import Holder, MemoryClaim, gpu_holders
+from mstar_core.host.network import LOOPBACK
+from mstar_core.host.run_dir import RunDirectory
+
+POLL_S: Final = 0.1
+PLACED_S: Final = 120.0
+"""Longest time from the start of the command until the deployment holds its memory."""
+
+MOVE_S: Final = 300.0
+"""Longest sleep or wake."""
+
+END_S: Final = 120.0
+"""Longest end of a deployment, its drain included."""
+
+AUTO: Final = "auto"
+_HEAD: Final = re.compile(r"error: (?P<title>.*?)\s+\[(?P<code>[a-z0-9-]+), exit \d+\]")
+
+
+class CommandLaunch:
+    """A start by `mstarctl up -d`, which ends once the deployment serves. Owned by the fleet's task."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, old_pid: int | None) -> None:
+        self._name = name
+        self._process = process
+        self._old_pid = old_pid
+        self._result = asyncio.ensure_future(process.communicate())
+
+    async def until_placed(self) -> None:
+        """Return when the supervisor answers, which is after it has taken its memory. Raises StartError."""
+        run = RunDirectory.of(self._name)
+        async with asyncio.timeout(PLACED_S):
+            while not self._result.done():
+                head = await read_head(run.admin_socket) if run.admin_socket.exists() else None
+                if head is not None and head.pid != self._old_pid:
+                    return
+                await asyncio.wait([self._result], timeout=POLL_S)
+        await self.until_ready()
+
+    async def until_ready(self) -> None:
+        """Return when the deployment serves. Raises StartError with the cause that the command prints."""
+        _, said = await asyncio.shield(self._result)
+        if self._process.returncode:
+            raise command_error(said.decode("utf-8", "replace"), f"{self._name} did not start")
+
+
+class LocalHost:
+    """The deployments of this host. Owned by the fleet."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Found] = {}
+
+    async def survey(self, entry: ModelEntry) -> Need:
+        """Return the memory of one deployment as `mstarctl plan` counts it.
+
+        Without a budget in the entry it is planned; a model whose size is unknown then takes whole devices.
+        """
+        if entry.memory_text is not None:
+            return _need(await self._plan(entry, entry.memory_text), entry.memory_text)
+        whole = await self._plan(entry, "")
+        if not whole["memory"]:
+            return Need()
+        with suppress(MstarError):
+            return _need(await self._plan(entry, AUTO), AUTO)
+        return _need(whole, "")
+
+    async def _plan(self, entry: ModelEntry, budget: str) -> dict[str, Any]:
+        words = ["plan", *start_words(entry), *(["--memory", budget] if budget else []), "-o", "json"]
+        process = await _mstarctl(words, stdout=asyncio.subprocess.PIPE)
+        said, why = await process.communicate()
+        if process.returncode:
+            raise command_error(why.decode("utf-8", "replace"), f"{entry.name} cannot be planned")
+        item: dict[str, Any] = msgspec.json.decode(said)["items"][0]
+        return item
+
+    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> CommandLaunch:
+        """Start a deployment on a free port of the loopback address, detached from the gateway."""
+        words = ["up", *start_words(entry), "-d"]
+        words += ["--memory", need.budget] if need.budget else []
+        words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_port())]
+        old = RunDirectory.of(name).holder() if is_replacement else None
+        return CommandLaunch(name, await _mstarctl(words, stdout=asyncio.subprocess.DEVNULL), old)
+
+    async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
+        """Return those of the deployments that run, with their heads."""
+        self._found = await asyncio.to_thread(read_running, dict(self._found))
+        mine = {name: self._found[name] for name in names if name in self._found}
+        heads = await asyncio.gather(*(read_head(each.socket) for each in mine.values()))
+        return {name: (each.replica, head) for (name, each), head in zip(mine.items(), heads, strict=True)}
+
+    async def sleep(self, name: str, level: int) -> None:
+        """Let the deployment sleep. Raises StateConflict if requests run on it, MstarError if it cannot sleep."""
+        run = RunDirectory.of(name)
+        await call(run.admin_socket, "POST", "/v1/deployment/sleep", {"level": level})
+        await self._until_state(run, ("sleeping",), f"{name} does not sleep")
+
+    async def wake(self, name: str) -> None:
+        """Wake the deployment. Raises StartError with the code of the ledger if its memory is taken."""
+        run = RunDirectory.of(name)
+        await call(run.admin_socket, "POST", "/v1/deployment/wake", {})
+        await self._until_state(run, ("ready", "degraded"), f"{name} does not wake")
+
+    async def end(self, name: str) -> None:
+        """Drain the deployment and wait for its end."""
+        run = RunDirectory.of(name)
+        pid = run.holder()
+        if pid is None:
+            return
+        with suppress(MstarError):  # it ends by itself
+            await call(run.admin_socket, "POST", "/v1/deployment/stop")
+        await asyncio.to_thread(_wait_end, run, pid)
+
+    def holders(self, key: str) -> Sequence[Holder]:
+        """Return the holders of a device in the ledger."""
+        return gpu_holders(key)
+
+    async def _until_state(self, run: RunDirectory, states: Sequence[str], why: str) -> None:
+        try:
+            async with asyncio.timeout(MOVE_S):
+                while True:
+                    facts = await call(run.admin_socket, "GET", "/v1/")
+                    operation = facts.get("operation") or {}
+                    if operation.get("state") == "failed":
+                        raise _conflict_or_failure(why, str(operation.get("error", "")))
+                    if facts.get("state") in states and operation.get("state") != "running":
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            raise MstarError(why, f"not within {MOVE_S:g} s", f"mstarctl logs {run.name}") from error
+
+
+def start_words(entry: ModelEntry) -> list[str]:
+    """Return the words of a model's entry as `mstarctl up` and `plan` take them."""
+    words = [] if entry.target is None else [entry.target]
+    for option, value in (
+        ("--config", entry.file),
+        ("--weights", entry.weights),
+        ("--device", entry.device),
+        ("--gpus", entry.gpus),
+    ):
+        words += [option, value] if value is not None else []
+    for key, value in entry.set.items():
+        words += ["--set", f"{key}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"]
+    return words
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on now. Another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def command_error(text: str, title: str) -> StartError:
+    """Return the error that a command has printed, with its code."""
+    lines = text.splitlines()
+    start = next((index for index, line in enumerate(lines) if _HEAD.match(line)), None)
+    if start is None:
+        return StartError(title, "\n".join(lines[-3:]), "mstarctl logs shows its logs", phase="start")
+    found = _HEAD.match(lines[start])
+    rest = [line.strip() for line in lines[start + 1 :]]
+    hint = next((line.removeprefix("try: ") for line in rest if line.startswith("try: ")), "")
+    detail = "\n".join(line for line in rest if not line.startswith(("try: ", "log: ")))
+    code = "" if found is None else found["code"].replace("-", "_")
+    return StartError(title if found is None else found["title"], detail, hint, phase="start", code=code)
+
+
+def _wait_end(run: RunDirectory, pid: int) -> None:
+    """Wait in a thread of its own until a supervisor has ended."""
+    end = time.monotonic() + END_S
+    while run.holder() == pid and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def _conflict_or_failure(why: str, cause: str) -> MstarError:
+    return StateConflict(why, cause) if "request" in cause else MstarError(why, cause)
+
+
+def _need(plan: Mapping[str, Any], budget: str) -> Need:
+    claims = {
+        each["key"]: MemoryClaim(device=each["device"], need_bytes=each["takes_bytes"], total_bytes=each["total_bytes"])
+        for each in plan["memory"]
+    }
+    return Need(claims=claims, budget=budget if claims else "")
+
+
+async def _mstarctl(words: Sequence[str], stdout: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "mstarctl",
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path.cwd(),
+        start_new_session=True,  # a signal to the gateway's group must not end a start
+    )

@@ -1,0 +1,512 @@
+"""Fleet with a life cycle: loads models on demand, wakes them, and lets idle ones sleep where memory is short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, Final
+
+from mstar_core.errors import MstarError, NotFound, StateConflict, Unavailable
+from mstar_core.gateway.fleet.clock import Clock
+from mstar_core.gateway.fleet.hosting import DeploymentHost, Need
+from mstar_core.gateway.fleet.managed_model import Failure, ManagedModel, Member
+from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.room import Victim, choose_victim, could_yield, held_by_device, refusal, shortages
+from mstar_core.gateway.fleet.scaling import desired_replicas
+from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile
+
+log = logging.getLogger(__name__)
+
+SCAN_S: Final = 1.0
+"""Time between two readings of the heads of all deployments."""
+
+TURN_S: Final = 10.0
+"""Wait for memory after which a model in use stops to take requests and makes room, unless it is pinned."""
+
+PATIENCE_S: Final = 300.0
+"""Longest wait for memory before requests are refused."""
+
+HANDED_S: Final = 2.0
+"""Time for which a replica stays awake for a request to which it was handed out."""
+
+BACKOFF_S: Final = (5.0, 300.0)
+"""First and longest time until a model that failed is tried again."""
+
+ATTEMPTS: Final = 5
+"""Attempts to take memory that another process took first."""
+
+ROOM_CODES: Final = ("gpu_memory_short", "gpu_in_use", "gpu_memory", "no_memory")
+STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "memory_text")
+"""Fields of an entry that need a new deployment if they change."""
+
+
+class ManagedFleet:
+    """Models of a serve.yaml. Owned by the gateway's main, on its event loop.
+
+    others: serves the models that are not managed: with a `url`, and deployments that others started.
+    """
+
+    def __init__(self, serve: ServeFile, host: DeploymentHost, clock: Clock, others: Fleet, owned: OwnedNames) -> None:
+        self._serve = serve
+        self._host = host
+        self._clock = clock
+        self._others = others
+        self._owned = owned
+        self._models: dict[str, ManagedModel] = {}
+        self._members: dict[str, Member] = {}
+        self._rooms: dict[str, asyncio.Lock] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._adopt(serve)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find the deployments that run already, then follow them."""
+        await self._others.start()
+        await self.scan()
+        self._spawn(self._follow(), "fleet")
+
+    async def close(self, *, is_final: bool) -> None:
+        """Stop to manage. is_final: end the deployments that the gateway started; else another gateway goes on."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if is_final:
+            owned = [member for member in self._members.values() if member.is_own]
+            await asyncio.gather(*(self._end(member) for member in owned), return_exceptions=True)
+        await self._others.close(is_final=is_final)
+
+    async def apply(self, serve: ServeFile) -> None:
+        """Take over changed models. A model whose deployment must differ is replaced while it serves."""
+        before, removed = dict(self._models), set(self._models) - {entry.name for entry in _managed(serve)}
+        self._serve = serve
+        self._adopt(serve)
+        for name in removed:
+            for member in before[name].members:
+                if member.is_own and member.state is not ModelState.ABSENT:
+                    self._spawn(self._end(member), f"end {member.name}")
+        for name, model in self._models.items():
+            old = before.get(name)
+            if old is not None and any(getattr(old.entry, key) != getattr(model.entry, key) for key in STARTS):
+                self._spawn(self._replace(model), f"replace {name}")
+        await self._others.apply(serve)
+        await self.scan()
+
+    def _adopt(self, serve: ServeFile) -> None:
+        """Make the models of a configuration. Those that stay keep their deployments."""
+        models: dict[str, ManagedModel] = {}
+        for entry in _managed(serve):
+            model = ManagedModel(entry=entry)
+            old = self._models.get(entry.name)
+            if old is not None:
+                model.members, model.wakes = old.members, old.wakes
+                model.load_s, model.wake_s = old.load_s, old.wake_s
+                is_same = all(getattr(old.entry, key) == getattr(entry, key) for key in STARTS)
+                model.need = old.need if is_same else None
+            models[entry.name] = model
+        self._models = models
+        self._members = {member.name: member for model in models.values() for member in model.members}
+
+    # -- what the door reads --------------------------------------------------------------------------------------
+
+    def models(self) -> Sequence[ModelStatus]:
+        """Return all models, by name."""
+        ours = set(self._members) | {name for model in self._models.values() for name in model.names()}
+        others = [status for status in self._others.models() if status.name not in ours]
+        return sorted([*map(self._status, self._models.values()), *others], key=lambda status: status.name)
+
+    def resolve(self, name: str) -> str | None:
+        """Return the model with this name, else the first with this alias."""
+        if name in self._models:
+            return name
+        aliased = next((model.name for model in self._models.values() if name in model.entry.aliases), None)
+        return aliased or self._others.resolve(name)
+
+    async def ready(self, model: str, progress: Callable[[LoadProgress], None]) -> Sequence[Replica]:
+        """Return the replicas that take requests, after the model was loaded or woken.
+
+        Raises Unavailable with `retry_after_s` where its queue is full, where it failed, or where no room can be made.
+        """
+        managed = self._models.get(model)
+        if managed is None:
+            return await self._others.ready(model, progress)
+        if managed.awake and not managed.is_yielding:
+            return self._hand_out(managed)
+        seen, now = managed.failure, self._clock.now()
+        if seen is not None and now < seen.until:
+            raise self._unavailable(managed, seen)
+        if managed.queued >= managed.entry.max_queue:
+            raise Unavailable(
+                f"the queue of {model} is full",
+                f"{managed.queued} requests wait while it is {managed.state}",
+                "retry later",
+                code="queue_full",
+                retry_after_s=managed.left_s(now),
+            )
+        managed.queued += 1
+        try:
+            return await self._wait_for(managed, seen, progress)
+        finally:
+            managed.queued -= 1
+
+    async def _wait_for(
+        self, managed: ManagedModel, seen: Failure | None, progress: Callable[[LoadProgress], None]
+    ) -> Sequence[Replica]:
+        while not managed.awake or managed.is_yielding:
+            if self._models.get(managed.name) is not managed:
+                current = self._models.get(managed.name)
+                if current is None:
+                    raise NotFound(f"model {managed.name!r} was removed", kind="model", name=managed.name)
+                return await self.ready(managed.name, progress)
+            if managed.failure is not None and managed.failure is not seen:
+                raise self._unavailable(managed, managed.failure)
+            changed = self._changed
+            self._ensure(managed)
+            progress(managed.progress())
+            await self._clock.wait(changed, SCAN_S)
+        return self._hand_out(managed)
+
+    @contextmanager
+    def using(self, replica: Replica) -> Iterator[None]:
+        """Hold a replica awake while a request runs on it."""
+        member = self._members.get(replica.deployment)
+        if member is None:
+            with self._others.using(replica):
+                yield
+            return
+        member.running += 1
+        member.last_used = self._clock.now()
+        try:
+            yield
+        finally:
+            member.running -= 1
+            member.last_used = self._clock.now()
+            if not member.running:
+                self._notify()
+
+    def _hand_out(self, managed: ManagedModel) -> Sequence[Replica]:
+        until = self._clock.now() + HANDED_S
+        awake = managed.awake
+        for member in awake:
+            member.kept_until = until
+        return [member.replica for member in awake if member.replica is not None]
+
+    def _unavailable(self, managed: ManagedModel, failure: Failure) -> Unavailable:
+        error = failure.error
+        facts = {name: error.facts[name] for name in ("holders",) if name in error.facts}
+        after_s = max(1.0, failure.until - self._clock.now())
+        title = error.title if managed.name in error.title else f"{managed.name} cannot serve: {error.title}"
+        stated = error.facts.get("retry_after_s")
+        after_s = max(after_s, float(stated)) if isinstance(stated, int | float) else after_s
+        return Unavailable(title, error.detail, "retry later", code=error.code, retry_after_s=after_s, **facts)
+
+    def _status(self, model: ManagedModel) -> ModelStatus:
+        devices = {} if model.need is None else {key: claim.device for key, claim in model.need.claims.items()}
+        failure = model.failure
+        return ModelStatus(
+            name=model.name,
+            aliases=model.entry.aliases,
+            state=model.state,
+            replicas=tuple(member.replica for member in model.awake if member.replica is not None),
+            held=held_by_device(devices, self._host.holders, [member.name for member in model.members]),
+            running=model.running,
+            queued=model.queued,
+            wakes=model.wakes,
+            reason=model.waits_for or ("" if failure is None else str(failure.error)),
+        )
+
+    # -- following ------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        never = asyncio.Event()
+        while True:
+            await self._clock.wait(never, SCAN_S)
+            try:
+                await self.scan()
+            except MstarError:  # isolation boundary: one failed reading must not end the fleet
+                log.exception("the deployments could not be read")
+
+    async def scan(self) -> None:
+        """Read the heads of all deployments, then apply the rules of time: idle models, replicas, pinned models."""
+        names = [name for model in self._models.values() for name in model.names()]
+        names += [member.name for member in self._members.values() if member.name not in names]
+        heads = await self._host.heads(names)
+        now = self._clock.now()
+        for model in self._models.values():
+            for name in model.names():
+                if name in heads or name in self._members:
+                    self._note(model, name, heads.get(name), now)
+        self._notify()
+        for model in list(self._models.values()):
+            self._keep(model, now)
+            self._scale(model, now)
+
+    def _note(self, model: ManagedModel, name: str, found: Any, now: float) -> None:
+        """Take over what a deployment reports. found: its replica and head, None if it does not run."""
+        member = model.member(name)
+        if name not in self._members:  # of an earlier gateway, of another one, or of an operator
+            self._members[name] = member
+            member.is_own, member.last_used = name in self._owned, now
+        if found is None:
+            member.replica = member.head = None
+            member.reported = 0
+            member.state = ModelState.ABSENT
+            return
+        replica, head = found
+        member.replica = Replica(model=model.name, deployment=name, url=replica.url, key=replica.key)
+        member.head = head
+        if head is None:
+            return  # a silent supervisor does not keep its api from serving
+        member.state = head.model_state
+        member.reported = head.running + head.waiting
+        if member.reported:
+            member.last_used = now
+
+    def _keep(self, model: ManagedModel, now: float) -> None:
+        """Apply `keep`: load a pinned model, let one sleep that was idle for its time."""
+        if model.is_pinned:
+            if not model.awake and (model.failure is None or now >= model.failure.until):
+                self._ensure(model)
+            return
+        idle_s = model.entry.keep.idle_s
+        for member in model.awake if idle_s is not None else ():
+            if not member.is_busy(now) and now - member.last_used >= (idle_s or 0.0):
+                self._spawn(self._sleep_idle(model, member), f"sleep {member.name}")
+                member.is_moving = True
+
+    async def _sleep_idle(self, model: ManagedModel, member: Member) -> None:
+        is_ended = model.need is not None and bool(model.need.claims) and not model.need.is_shared and member.is_own
+        await self._put_away(Victim(model=model, member=member, is_ended=is_ended))
+
+    def _scale(self, model: ManagedModel, now: float) -> None:
+        awake = model.awake
+        waiting = sum(member.head.waiting for member in awake if member.head is not None)
+        running = sum(member.head.running for member in awake if member.head is not None)
+        wanted = desired_replicas(model, waiting, running, now)
+        if model.task is not None or wanted == len(awake) or not awake:
+            return
+        model.scaled_at = now
+        if wanted > len(awake):
+            model.task = self._spawn(self._bring_up(model, 0.0), f"scale {model.name}")
+            return
+        last = awake[-1]
+        if not last.is_busy(now):
+            last.is_moving = True
+            self._spawn(self._put_away(Victim(model=model, member=last, is_ended=last.is_own)), f"end {last.name}")
+
+    # -- loading and waking ---------------------------------------------------------------------------------------
+
+    def _ensure(self, model: ManagedModel) -> None:
+        """Bring a model up, unless that is in progress, here or by another gateway."""
+        is_coming = any(member.state is ModelState.LOADING for member in model.members)
+        if model.task is None and not is_coming and (not model.awake or model.is_yielding):
+            model.task = self._spawn(self._bring_up(model, PATIENCE_S), f"load {model.name}")
+
+    async def _bring_up(self, model: ManagedModel, patience_s: float) -> None:
+        """Load or wake one deployment of a model. patience_s: longest wait for memory."""
+        is_first = not model.awake
+        model.began = began = self._clock.now()
+        try:
+            await self._until(lambda: not any(member.is_moving for member in model.members) and not model.is_yielding)
+            if is_first and model.awake:
+                return
+            model.need = model.need or await self._host.survey(model.entry)
+            is_wake = await self._place(model, model.need, patience_s)
+            await self.scan()
+            model.scaled_at = self._clock.now()
+            model.measured(model.scaled_at - began, is_wake=is_wake)
+            model.failure = None
+        except MstarError as error:
+            if is_first:
+                self._failed(model, error)
+            log.warning("%s: %s", model.name, error)
+        finally:
+            model.task, model.waits_for = None, ""
+            self._notify()
+
+    async def _place(self, model: ManagedModel, need: Need, patience_s: float) -> bool:
+        """Take memory and start or wake a deployment. Returns whether it was woken."""
+        asleep = next((member for member in model.members if member.state is ModelState.SLEEPING), None)
+        if asleep is not None:
+            try:
+                async with self._room(model, need, asleep.name, patience_s):
+                    await self._taken(lambda: self._host.wake(asleep.name), model, need, asleep.name, patience_s)
+                asleep.state, asleep.last_used = ModelState.READY, self._clock.now()
+                return True
+            except MstarError as error:
+                if error.code in ROOM_CODES or not asleep.is_own:
+                    raise
+                log.warning("%s cannot wake and is started again: %s", asleep.name, error)
+                await self._end(asleep)
+        name = next(name for name in model.names() if self._state_of(name) is ModelState.ABSENT)
+        async with self._room(model, need, name, patience_s):
+            self._owned.add(name)
+
+            async def begin() -> Any:
+                launch = await self._host.launch(model.entry, name, need)
+                await launch.until_placed()
+                return launch
+
+            try:
+                launch = await self._taken(begin, model, need, name, patience_s)
+            except MstarError as error:
+                if error.code == "name_in_use":  # another gateway was faster: its deployment is followed
+                    self._owned.discard(name)
+                    return False
+                raise
+        member = self._members.setdefault(name, model.member(name))
+        member.is_own, member.last_used = True, self._clock.now()
+        await launch.until_ready()
+        return False
+
+    async def _taken(
+        self,
+        take: Callable[[], Coroutine[Any, Any, Any]],
+        model: ManagedModel,
+        need: Need,
+        name: str,
+        patience_s: float,
+    ) -> Any:
+        """Do what takes memory; make room again if another process took it first."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await take()
+            except MstarError as error:
+                if error.code not in ROOM_CODES:
+                    raise
+                await self._make_room(model, need, name, patience_s)
+        return await take()
+
+    def _state_of(self, name: str) -> ModelState:
+        member = self._members.get(name)
+        return ModelState.ABSENT if member is None else member.state
+
+    def _failed(self, model: ManagedModel, error: MstarError) -> None:
+        """Keep the failure of a model with the time of the next attempt."""
+        now, before = self._clock.now(), model.failure
+        if error.code in ROOM_CODES:
+            model.failure = Failure(error=error, until=now, count=0)
+            return
+        count = 1 if before is None else before.count + 1
+        first, longest = BACKOFF_S
+        model.failure = Failure(error=error, until=now + min(longest, first * 2 ** (count - 1)), count=count)
+
+    async def _replace(self, model: ManagedModel) -> None:
+        """Replace the deployments of a model whose entry has changed, while they serve."""
+        try:
+            need = model.need = await self._host.survey(model.entry)
+            for member in [member for member in model.awake if member.is_own]:
+                launch = await self._host.launch(model.entry, member.name, need, is_replacement=True)
+                await launch.until_ready()
+            for member in model.members:
+                if member.state is ModelState.SLEEPING and member.is_own:
+                    await self._end(member)
+        except MstarError as error:
+            log.warning("%s keeps its old deployment: %s", model.name, error)
+            model.waits_for = f"not replaced: {error.title}"
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> AsyncIterator[None]:
+        """Hold the devices of a deployment, with room for it, while it takes its memory.
+
+        One model at a time waits for a device, in the order of arrival. Devices are taken in one order, so that no two
+        models wait for each other.
+        """
+        async with AsyncExitStack() as stack:
+            for key in sorted(need.claims):
+                await stack.enter_async_context(self._rooms.setdefault(key, asyncio.Lock()))
+            await self._make_room(model, need, name, patience_s)
+            yield
+
+    async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> None:
+        """Let other models sleep until the memory is free. Raises Unavailable that names the holders."""
+        began = self._clock.now()
+        while short := shortages(need, self._host.holders, name):
+            now = self._clock.now()
+            models = list(self._models.values())
+            is_late = patience_s > 0 and now - began >= TURN_S
+            victim = choose_victim(models, short, model, now, may_wait=is_late)
+            if victim is not None:
+                model.waits_for = f"waits for {victim.member.name} to make room"
+                await self._yield(victim)
+                continue
+            if now - began >= patience_s or not could_yield(models, short, model):
+                raise refusal(model.name, short, model.expected_s())
+            names = dict.fromkeys(holder.name or "another deployment" for each in short for holder in each.holders)
+            model.waits_for = f"waits for memory that {', '.join(names)} holds"
+            await self._clock.wait(self._changed, SCAN_S)
+        model.waits_for = ""
+
+    async def _yield(self, victim: Victim) -> None:
+        """Let a deployment sleep after its requests have finished. Its model takes no new ones meanwhile."""
+        model, member = victim.model, victim.member
+        if not member.is_busy(self._clock.now()):
+            await self._put_away(victim)
+            return
+        model.is_yielding = True
+        try:
+            await self._until(lambda: not member.is_busy(self._clock.now()) or not member.is_awake)
+            if member.is_awake:
+                await self._put_away(victim)
+        finally:
+            model.is_yielding = False
+            self._notify()
+
+    async def _put_away(self, victim: Victim) -> None:
+        """Let a deployment sleep, or end it. One that is busy by requests of others stays."""
+        member = victim.member
+        member.is_moving = True
+        self._notify()
+        try:
+            if victim.is_ended:
+                await self._end(member)
+                return
+            try:
+                await self._host.sleep(member.name, 1)
+                member.state = ModelState.SLEEPING
+            except StateConflict:
+                member.reported, member.last_used = max(1, member.reported), self._clock.now()
+            except MstarError as error:
+                if not member.is_own:
+                    raise
+                log.warning("%s cannot sleep and ends: %s", member.name, error)
+                await self._end(member)
+        except MstarError as error:
+            log.warning("%s makes no room: %s", member.name, error)
+            member.reported = max(1, member.reported)
+        finally:
+            member.is_moving = False
+            self._notify()
+
+    async def _end(self, member: Member) -> None:
+        await self._host.end(member.name)
+        member.state, member.replica, member.head = ModelState.ABSENT, None, None
+        self._owned.discard(member.name)
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        """Wake everything that waits for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await self._clock.wait(self._changed, SCAN_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _managed(serve: ServeFile) -> list[ModelEntry]:
+    """Return the entries that are started here."""
+    return [entry for entry in serve.models.values() if entry.url is None]

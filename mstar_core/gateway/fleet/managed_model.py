@@ -1,0 +1,166 @@
+"""One model of the fleet with its deployments. Owned by ManagedFleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from mstar_core.errors import MstarError
+from mstar_core.gateway.fleet.head import DeploymentHead
+from mstar_core.gateway.fleet.hosting import Need
+from mstar_core.gateway.parts import LoadProgress, ModelState, Replica
+from mstar_core.gateway.serve_file import ModelEntry
+from mstar_core.gateway.serve_values import KeepKind
+
+GUESS_S: Final = 30.0
+"""Time of a load or wake before one was measured."""
+
+WEIGHT: Final = 0.5
+"""Weight of the newest measurement in the mean."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One deployment of a model. running: requests of this gateway; reported: of all clients, as of the last head.
+
+    last_used: time of the last request. kept_until: it was handed out to a request that has not begun yet.
+    is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment.
+    """
+
+    name: str
+    replica: Replica | None = None
+    head: DeploymentHead | None = None
+    state: ModelState = ModelState.ABSENT
+    running: int = 0
+    reported: int = 0
+    last_used: float = 0.0
+    kept_until: float = 0.0
+    is_moving: bool = False
+    is_own: bool = False
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it takes requests."""
+        return self.state in (ModelState.READY, ModelState.IDLE) and not self.is_moving and self.replica is not None
+
+    def is_busy(self, now: float) -> bool:
+        """Whether requests run on it, or are about to."""
+        return self.running > 0 or self.reported > 0 or now < self.kept_until
+
+
+@dataclass(slots=True, kw_only=True)
+class Failure:
+    """Why a model cannot serve. until: time of the next attempt. count: of attempts that failed in turn."""
+
+    error: MstarError
+    until: float
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class ManagedModel:
+    """A model and its members. queued: requests that wait for it. task: brings it up. is_yielding: it takes no new
+    requests until it has made room for another model. waits_for: text of what a request waits for.
+    """
+
+    entry: ModelEntry
+    members: list[Member] = field(default_factory=list)
+    need: Need | None = None
+    failure: Failure | None = None
+    queued: int = 0
+    wakes: int = 0
+    load_s: float = 0.0
+    wake_s: float = 0.0
+    began: float = 0.0
+    task: asyncio.Task[None] | None = None
+    is_yielding: bool = False
+    waits_for: str = ""
+    busy_since: float | None = None
+    calm_since: float | None = None
+    scaled_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name for clients."""
+        return self.entry.name
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it never sleeps."""
+        return self.entry.keep.kind is KeepKind.ALWAYS
+
+    @property
+    def awake(self) -> list[Member]:
+        """The deployments that take requests."""
+        return [member for member in self.members if member.is_awake]
+
+    @property
+    def running(self) -> int:
+        """Requests of this gateway that run on it."""
+        return sum(member.running for member in self.members)
+
+    @property
+    def last_used(self) -> float:
+        """Time of its last request."""
+        return max((member.last_used for member in self.members), default=0.0)
+
+    @property
+    def state(self) -> ModelState:
+        """State for clients and operators."""
+        if self.awake:
+            return ModelState.READY if self.running or any(m.reported for m in self.awake) else ModelState.IDLE
+        states = {member.state for member in self.members if not member.is_moving}
+        if self.task is not None or ModelState.LOADING in states:
+            return ModelState.LOADING
+        if self.failure is not None:
+            return ModelState.FAILED
+        moving = any(member.is_moving for member in self.members)
+        return ModelState.SLEEPING if moving or ModelState.SLEEPING in states else ModelState.ABSENT
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of its deployments, in order: the model's, then with a number."""
+        for number in range(1, self.entry.replicas.most + 1):
+            yield member_name(self.name, number)
+
+    def member(self, name: str) -> Member:
+        """Return the deployment called `name`, which is added if it is new."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        self.members.append(Member(name=name))
+        return self.members[-1]
+
+    def measured(self, took_s: float, *, is_wake: bool) -> None:
+        """Count a load or a wake."""
+        if is_wake:
+            self.wakes += 1
+            self.wake_s = _mean(self.wake_s, took_s)
+        else:
+            self.load_s = _mean(self.load_s, took_s)
+
+    def expected_s(self) -> float:
+        """Return the time of the next load or wake, from those that were measured."""
+        is_asleep = any(member.state is ModelState.SLEEPING for member in self.members)
+        return (self.wake_s if is_asleep else self.load_s) or self.load_s or self.wake_s or GUESS_S
+
+    def left_s(self, now: float) -> float:
+        """Return the time until it serves, at least one second."""
+        return max(1.0, self.expected_s() - (now - self.began if self.task is not None else 0.0))
+
+    def progress(self) -> LoadProgress:
+        """Return the progress of the deployment that is nearest to serve."""
+        heads = [m.head for m in self.members if m.head is not None and m.state is ModelState.LOADING]
+        if heads and not self.waits_for:
+            return heads[0].progress
+        return LoadProgress(state=self.state, text=self.waits_for or f"{self.name} is {self.state}")
+
+
+def member_name(model: str, number: int) -> str:
+    """Return the name of a model's deployment. number: from 1."""
+    return model if number == 1 else f"{model}-{number}"
+
+
+def _mean(before: float, now: float) -> float:
+    return now if not before else (1 - WEIGHT) * before + WEIGHT * now

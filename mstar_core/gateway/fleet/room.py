@@ -1,0 +1,128 @@
+"""Rules by which a model gets memory: which devices are short, which deployment makes room, and the refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mstar_core.errors import Unavailable
+from mstar_core.gateway.fleet.hosting import Need
+from mstar_core.gateway.fleet.managed_model import ManagedModel, Member
+from mstar_core.gateway.parts import ModelState
+from mstar_core.host.gpu_locks import Holder, device_text, gib
+
+Holders = Callable[[str], Sequence[Holder]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A device without enough memory. holders: without the deployment that wants it. short_bytes: what is missing."""
+
+    key: str
+    device: str
+    need_bytes: int
+    total_bytes: int
+    short_bytes: int
+    holders: tuple[Holder, ...]
+
+
+def shortages(need: Need, holders: Holders, name: str) -> list[Shortage]:
+    """Return the devices that lack memory for a deployment called `name`, which may hold a share already."""
+    found = []
+    for key, claim in sorted(need.claims.items()):
+        others = tuple(each for each in holders(key) if each.name != name)
+        held = sum(claim.total_bytes if each.held_bytes is None else each.held_bytes for each in others)
+        short = held + claim.need_bytes - claim.total_bytes
+        if not need.is_shared and others:
+            short = max(short, 1)
+        if short > 0:
+            found.append(
+                Shortage(
+                    key=key,
+                    device=claim.device,
+                    need_bytes=claim.need_bytes,
+                    total_bytes=claim.total_bytes,
+                    short_bytes=short,
+                    holders=others,
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """A deployment that makes room. is_ended: it ends, because its sleep gives nothing back."""
+
+    model: ManagedModel
+    member: Member
+    is_ended: bool
+
+
+def choose_victim(
+    models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, may_wait: bool
+) -> Victim | None:
+    """Return the deployment that makes room: the least recently used one that holds memory of a device that is short.
+
+    Deployments that are idle go to sleep first; sleeping ones that still hold memory then end. Pinned models and
+    deployments in use are never chosen. may_wait: choose one in use; its requests finish first.
+    """
+    holding = {holder.name for each in short for holder in each.holders}
+    chosen: list[tuple[tuple[int, float], Victim]] = []
+    for model in models:
+        for member in model.members:
+            if member.name not in holding or member.is_moving or model is wanted:
+                continue
+            if member.is_awake and not model.is_pinned and (may_wait or not member.is_busy(now)):
+                is_ended = model.need is not None and not model.need.is_shared
+                if is_ended and not member.is_own:
+                    continue
+                chosen.append(((0, member.last_used), Victim(model=model, member=member, is_ended=is_ended)))
+            elif member.state is ModelState.SLEEPING and member.is_own:
+                chosen.append(((1, member.last_used), Victim(model=model, member=member, is_ended=True)))
+    return min(chosen, key=lambda pair: pair[0])[1] if chosen else None
+
+
+def could_yield(models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel) -> bool:
+    """Return whether a deployment that holds memory may make room later: one in use, or one that moves or loads."""
+    holding = {holder.name for each in short for holder in each.holders}
+    return any(
+        member.name in holding
+        and (member.is_moving or (not model.is_pinned and (member.is_awake or member.state is ModelState.LOADING)))
+        for model in models
+        if model is not wanted
+        for member in model.members
+    )
+
+
+def refusal(name: str, short: Sequence[Shortage], retry_after_s: float) -> Unavailable:
+    """Return the refusal of a model for which no room can be made: the holders, their bytes, and what is missing."""
+    parts = []
+    for each in short:
+        held = ", ".join(f"{h.name or 'another deployment'} holds {_held(h)}" for h in each.holders)
+        parts.append(
+            f"{device_text(each.device)}: {gib(each.need_bytes)} of {gib(each.total_bytes)} needed, {held}: "
+            f"{each.short_bytes:,} bytes too few"
+        )
+    holders = list(dict.fromkeys(h.name for each in short for h in each.holders if h.name))
+    return Unavailable(
+        f"no memory is free for {name}; {', '.join(holders) or 'another deployment'} holds it",
+        "; ".join(parts),
+        "retry later",
+        code="no_memory",
+        retry_after_s=retry_after_s,
+        holders=holders,
+    )
+
+
+def held_by_device(needs: Mapping[str, str], holders: Holders, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes that deployments hold, by device. needs: key -> device."""
+    held: dict[str, int] = {}
+    for key, device in needs.items():
+        mine = [each for each in holders(key) if each.name in names]
+        if mine:
+            held[device] = sum(each.held_bytes or 0 for each in mine)
+    return held
+
+
+def _held(holder: Holder) -> str:
+    return "all of it" if holder.held_bytes is None else gib(holder.held_bytes)
