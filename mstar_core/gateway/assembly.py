@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mstar_core.gateway.fleet.clock import MonotonicClock
+from mstar_core.gateway.fleet.local_host import LocalHost
+from mstar_core.gateway.fleet.managed import ManagedFleet
+from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import Fleet, Gate
 from mstar_core.gateway.serve_file import ServeFile
@@ -13,7 +17,7 @@ from mstar_core.gateway.tenants.gate import TenantGate
 
 def make_fleet(serve: ServeFile, state_dir: Path) -> Fleet:
     """Return the fleet. state_dir: folder of the gateway that survives its restarts."""
-    return RunningFleet(serve)
+    return ManagedFleet(serve, LocalHost(), MonotonicClock(), RunningFleet(serve), OwnedNames(state_dir))
 
 
 def make_gate(serve: ServeFile, state_dir: Path) -> Gate:

@@ -1,4 +1,4 @@
-"""What the fleet needs of the host that runs its deployments. Real in `local_host.py`, faked in tests."""
+"""Interface of the host that runs the deployments of a fleet. Real in `local_host.py`, faked in tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Need:
         return bool(self.budget)
 
 
-class Launch(Protocol):
+class DeploymentStart(Protocol):
     """A start in progress."""
 
     async def until_placed(self) -> None:
@@ -47,7 +47,9 @@ class DeploymentHost(Protocol):
         """Return the memory of one deployment. Raises the MstarError of an entry that can never start."""
         ...
 
-    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> Launch:
+    async def launch(
+        self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False
+    ) -> DeploymentStart:
         """Start a deployment called `name`. is_replacement: it takes over from the one of this name once it serves."""
         ...
 

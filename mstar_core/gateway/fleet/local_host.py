@@ -39,7 +39,7 @@ AUTO: Final = "auto"
 _HEAD: Final = re.compile(r"error: (?P<title>.*?)\s+\[(?P<code>[a-z0-9-]+), exit \d+\]")
 
 
-class CommandLaunch:
+class CommandStart:
     """A start by `mstarctl up -d`, which ends once the deployment serves. Owned by the fleet's task."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, old_pid: int | None) -> None:
@@ -95,13 +95,13 @@ class LocalHost:
         item: dict[str, Any] = msgspec.json.decode(said)["items"][0]
         return item
 
-    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> CommandLaunch:
+    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> CommandStart:
         """Start a deployment on a free port of the loopback address, detached from the gateway."""
         words = ["up", *start_words(entry), "-d"]
         words += ["--memory", need.budget] if need.budget else []
         words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_port())]
         old = RunDirectory.of(name).holder() if is_replacement else None
-        return CommandLaunch(name, await _mstarctl(words, stdout=asyncio.subprocess.DEVNULL), old)
+        return CommandStart(name, await _mstarctl(words, stdout=asyncio.subprocess.DEVNULL), old)
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
         """Return those of the deployments that run, with their heads."""

@@ -335,7 +335,8 @@ class ManagedFleet:
             try:
                 async with self._room(model, need, asleep.name, patience_s):
                     await self._taken(lambda: self._host.wake(asleep.name), model, need, asleep.name, patience_s)
-                asleep.state, asleep.last_used = ModelState.READY, self._clock.now()
+                    asleep.state = ModelState.READY
+                    self._has_come(asleep)
                 return True
             except MstarError as error:
                 if error.code in ROOM_CODES or not asleep.is_own:
@@ -359,9 +360,19 @@ class ManagedFleet:
                     return False
                 raise
         member = self._members.setdefault(name, model.member(name))
-        member.is_own, member.last_used = True, self._clock.now()
-        await launch.until_ready()
+        member.is_own = True
+        member.kept_until = float("inf")
+        try:
+            await launch.until_ready()
+        finally:
+            self._has_come(member)
         return False
+
+    def _has_come(self, member: Member) -> None:
+        """Keep a deployment awake for the requests that have waited for it."""
+        now = self._clock.now()
+        member.last_used = member.woken_at = now
+        member.kept_until = now + HANDED_S
 
     async def _taken(
         self,
@@ -431,7 +442,7 @@ class ManagedFleet:
             now = self._clock.now()
             models = list(self._models.values())
             is_late = patience_s > 0 and now - began >= TURN_S
-            victim = choose_victim(models, short, model, now, may_wait=is_late)
+            victim = choose_victim(models, short, model, now, turn_s=TURN_S if is_late else None)
             if victim is not None:
                 model.waits_for = f"waits for {victim.member.name} to make room"
                 await self._yield(victim)

@@ -25,7 +25,8 @@ WEIGHT: Final = 0.5
 class Member:
     """One deployment of a model. running: requests of this gateway; reported: of all clients, as of the last head.
 
-    last_used: time of the last request. kept_until: it was handed out to a request that has not begun yet.
+    last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to a request
+    that has not begun yet, or has just become able to serve those that wait.
     is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment.
     """
 
@@ -36,6 +37,7 @@ class Member:
     running: int = 0
     reported: int = 0
     last_used: float = 0.0
+    woken_at: float = float("-inf")
     kept_until: float = 0.0
     is_moving: bool = False
     is_own: bool = False

@@ -59,12 +59,13 @@ class Victim:
 
 
 def choose_victim(
-    models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, may_wait: bool
+    models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, turn_s: float | None
 ) -> Victim | None:
     """Return the deployment that makes room: the least recently used one that holds memory of a device that is short.
 
     Deployments that are idle go to sleep first; sleeping ones that still hold memory then end. Pinned models and
-    deployments in use are never chosen. may_wait: choose one in use; its requests finish first.
+    deployments in use are never chosen. turn_s: choose one in use, whose requests finish first, if it has served for so
+    long since it was loaded or woken; None: choose none in use.
     """
     holding = {holder.name for each in short for holder in each.holders}
     chosen: list[tuple[tuple[int, float], Victim]] = []
@@ -72,7 +73,8 @@ def choose_victim(
         for member in model.members:
             if member.name not in holding or member.is_moving or model is wanted:
                 continue
-            if member.is_awake and not model.is_pinned and (may_wait or not member.is_busy(now)):
+            has_served = turn_s is not None and now - member.woken_at >= turn_s
+            if member.is_awake and not model.is_pinned and (has_served or not member.is_busy(now)):
                 is_ended = model.need is not None and not model.need.is_shared
                 if is_ended and not member.is_own:
                     continue
