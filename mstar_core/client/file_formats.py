@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from mstar_core.client.audio import AudioBuffer, WavFile
 from mstar_core.errors import UsageError
 from mstar_core.sound_files import FORMATS, AudioFormat, AvEncoder, can_encode, encode_whole
+
+if TYPE_CHECKING:
+    import numpy as np
 
 IMAGES: Final = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 """Names of image formats by ending."""
@@ -74,6 +77,25 @@ def sound_format(path: Path) -> AudioFormat:
 def sound_file(sound: AudioBuffer, path: Path) -> bytes:
     """Return a sound in the format of the ending of `path`. Raises UsageError as `sound_format`."""
     return encode_whole(sound_format(path), sound.pcm, sound.sample_rate, sound.channels)
+
+
+class FilmWriter(Protocol):
+    """Writes frames, uint8 [F, height, width, 3], to an MP4 file; `close` completes it."""
+
+    def add(self, frames: np.ndarray) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def film_writer(path: Path, width: int, height: int, rate: int) -> FilmWriter:
+    """Return the writer of an MP4 file. rate: frames per second. Raises UsageError without PyAV."""
+    if importlib.util.find_spec("av") is None:
+        raise UsageError(
+            f"{path.suffix} files need PyAV, which is not installed", hint=f"write {path.with_suffix('.npy')}"
+        )
+    from mstar_core.video_files import Film
+
+    return Film(path, width, height, rate)
 
 
 class SoundWriter(Protocol):

@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from mstar_core.client import Line
-from mstar_core.client.file_formats import SOUNDS, SoundWriter, check_image, image_file, sound_format, sound_writer
+from mstar_core.client.arrays import array_of
+from mstar_core.client.file_formats import (
+    SOUNDS,
+    FilmWriter,
+    SoundWriter,
+    check_image,
+    film_writer,
+    image_file,
+    sound_format,
+    sound_writer,
+)
 from mstar_core.codec import RawArray, npy_header
 from mstar_core.errors import ConfigError, UsageError
 from mstarctl.call.tensors import TensorFile
@@ -34,7 +44,10 @@ SUFFIXES: Final = {
     "embedding": (".npy", ".json", ".bin", ".safetensors"),
     "scalar": (".npy", ".json", ".bin", ".safetensors"),
 }
-"""File endings by modality, the default first. Latents sent as `video` are arrays."""
+"""File endings by modality, the default first. Latents sent as `video` are arrays; frames become one MP4 file."""
+
+FRAMES_PER_S: Final = 24
+"""Rate of a film whose frames name none."""
 
 NUMBERS: Final = ("action", "tensor", "embedding", "scalar", "video")
 """Modalities whose outputs are arrays. An answer may have several, each with a name."""
@@ -89,6 +102,7 @@ class Sink:
         self._file: BinaryIO | None = None
         self._sound_writer: SoundWriter | None = None
         self._sound: tuple[int, int] | None = None
+        self._film: FilmWriter | None = None
         self._parts: list[bytes] = []
         self._outputs: list[str] = []  # names of the arrays in `files`
         self._has_failed = False
@@ -165,6 +179,9 @@ class Sink:
         if self._tensors is not None:
             self._tensors.add(data, line.metadata)
             return
+        if self.path is not None and self.path.suffix.lower() == ".mp4" and _are_frames(line):
+            self._add_frames(data, line, self.path)
+            return
         path = self._next_path(str(line.metadata.get("name") or ""))
         suffix, shape, dtype = path.suffix.lower(), line.metadata.get("shape"), str(line.metadata.get("dtype"))
         if shape is not None and suffix == ".npy":
@@ -177,6 +194,15 @@ class Sink:
         with _create(path) as file:
             self.files.append(path)
             file.write(data)
+
+    def _add_frames(self, data: bytes, line: Line, path: Path) -> None:
+        """Append frames to the film, which begins with the first ones."""
+        if self._film is None:
+            _create(path).close()
+            self.files.append(path)
+            _, height, width, _ = line.metadata["shape"]
+            self._film = film_writer(path, width, height, int(line.metadata.get("fps") or FRAMES_PER_S))
+        self._film.add(array_of(data, line.metadata))
 
     def _next_path(self, name: str) -> Path:
         """Return the path of the next array or image. The second name of an answer renames the files of the first."""
@@ -243,6 +269,8 @@ class Sink:
             with _create(self.path) as file:
                 self.files.append(self.path)
                 tensors.write(file)
+        if self._film is not None:
+            self._film.close()
         if self._file is None or self._file.closed:
             return
         if self.path is None:
@@ -254,6 +282,13 @@ class Sink:
             self._sound_writer.close()
         else:
             self._file.close()
+
+
+def _are_frames(line: Line) -> bool:
+    """Return whether a line holds frames of a film, and not latents."""
+    facts = line.metadata
+    shape: Sequence[int] = facts.get("shape") or ()
+    return line.modality == "video" and facts.get("dtype") == "uint8" and len(shape) == 4 and shape[3] == 3
 
 
 def check_writable(path: Path) -> None:

@@ -21,7 +21,6 @@ from mstar_core.api.errors import reply_of
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.requests.record import SavedLoops
-from mstar_core.api.videos.film import Film
 from mstar_core.api.videos.schema import VideoError, VideoObject
 from mstar_core.api.videos.store import StoredVideo, VideoStore
 from mstar_core.errors import EngineError, MstarError
@@ -29,6 +28,7 @@ from mstar_core.messages.flow import Saved
 from mstar_core.plugin.media.images import encode_image
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.surface import PROGRESS
+from mstar_core.video_files import Film
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

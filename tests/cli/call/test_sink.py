@@ -44,6 +44,20 @@ def test_sound_takes_its_rate_from_the_answer(tmp_path: Path) -> None:
     assert (tmp_path / "a.pcm").read_bytes() == b"\1\2"
 
 
+def test_frames_of_a_video_become_one_film(tmp_path: Path) -> None:
+    facts = {"dtype": "uint8", "format": "raw", "fps": 12}
+    chunks = [np.full((count, 32, 64, 3), 40 * count, np.uint8) for count in (1, 4)]
+    lines = [(chunk.tobytes(), {**facts, "shape": list(chunk.shape)}) for chunk in chunks]
+    sink = written("video", tmp_path / "a.mp4", *lines)
+    assert [path.name for path in sink.files] == ["a.mp4"]
+    with av.open(str(tmp_path / "a.mp4")) as film:
+        (stream,) = film.streams.video
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(stream)]
+        assert stream.average_rate == 12
+    assert [frame.shape for frame in frames] == [(32, 64, 3)] * 5
+    assert abs(frames[0].mean() - 40) < 5 and abs(frames[-1].mean() - 160) < 5
+
+
 def test_several_pictures_are_several_files(tmp_path: Path) -> None:
     one, two = png(PIXELS), png(PIXELS[::-1])
     sink = written("image", tmp_path / "a.png", (one, {}), (two, {}))

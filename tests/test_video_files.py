@@ -9,7 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from mstar_core.api.videos.film import Film
+from mstar_core.video_files import Film
 
 HEIGHT, WIDTH, FRAMES, RATE = 128, 160, 9, 24
 COPIES = 12

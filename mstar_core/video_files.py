@@ -1,4 +1,4 @@
-"""Writer of MP4 files: frames in, H.264 out. Each call encodes on a thread of its own, beside the event loop."""
+"""Writer of MP4 files: frames in, H.264 out. Used by the jobs of the api, on threads, and by the client."""
 
 from __future__ import annotations
 
