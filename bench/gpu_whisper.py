@@ -63,12 +63,27 @@ def write_random(folder: Path, seed: int) -> Path:
 
     folder.mkdir(parents=True)
     tiny = write_tiny(folder.parent / "tiny")
-    shutil.copy(tiny / "tokenizer.json", folder)
+    write_tokenizer(folder)
     config = json.loads((tiny / "config.json").read_text(encoding="utf-8")) | SIZES
     files = {"config.json": config, "generation_config.json": GENERATION, MARKER: {"seed": seed}}
     for name, fields in files.items():
         (folder / name).write_text(json.dumps(fields) + "\n", encoding="utf-8")
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with a text for each id before the end, so that texts of random ids are long."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [f"Ġw{number}" for number in range(SIZES["eos_token_id"] - len(letters))]
+    vocab = {token: number for number, token in enumerate([*letters, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    control = (f"<|{number}|>" for number in range(len(vocab), SIZES["vocab_size"]))
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
 
 
 class Clients:

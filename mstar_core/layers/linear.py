@@ -229,12 +229,19 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
 
 
 def join_with_biases(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
-    """Join linear layers into one weight and one bias; the layers' own become views of them."""
+    """Join linear layers into one weight and one bias, zero for layers without; their own become views of them."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
-    bias = torch.cat([layer.bias.detach() for layer in layers])
+    bias = torch.cat(
+        [
+            layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.out_features)
+            for layer in layers
+        ]
+    )
     outputs = [layer.out_features for layer in layers]
     for layer, part, shift in zip(layers, weight.split(outputs), bias.split(outputs), strict=True):
-        layer.weight.data, layer.bias.data = part, shift
+        layer.weight.data = part
+        if layer.bias is not None:
+            layer.bias.data = shift
     return weight, bias
 
 

@@ -22,6 +22,7 @@ RECEIVED: Final = {
     "tensor": ".safetensors",
     "scalar": ".json",
     "video": ".mp4",
+    "segments": ".srt",
 }
 """Ending of --out by output. Text goes to stdout."""
 

@@ -1,4 +1,4 @@
-"""Output of an answer: a growing WAV file, images, arrays, text, or stdout. Owned and closed by the command.
+"""Output of an answer: a growing WAV file, images, arrays, text, subtitles, or stdout. Owned and closed by the command.
 
 A file is opened with the first output, so that a refused request does not overwrite an existing file.
 """
@@ -27,6 +27,7 @@ from mstar_core.client.file_formats import (
     sound_format,
     sound_writer,
 )
+from mstar_core.client.subtitles import SegmentFile
 from mstar_core.codec import RawArray, npy_header
 from mstar_core.errors import ConfigError, UsageError
 from mstarctl.call.tensors import TensorFile
@@ -39,6 +40,7 @@ SUFFIXES: Final = {
     "image": (".png", ".jpg", ".jpeg", ".webp"),
     "video": (".mp4", ".npy", ".json", ".bin", ".safetensors"),
     "text": (".txt", ".md"),
+    "segments": (".srt", ".vtt", ".json"),
     "action": (".npy", ".json", ".bin", ".safetensors"),
     "tensor": (".npy", ".json", ".bin", ".safetensors"),
     "embedding": (".npy", ".json", ".bin", ".safetensors"),
@@ -106,6 +108,8 @@ class Sink:
         self._parts: list[bytes] = []
         self._outputs: list[str] = []  # names of the arrays in `files`
         self._has_failed = False
+        form = "srt" if path is None else path.suffix.lower().removeprefix(".")
+        self._segments = SegmentFile(form) if kind == "segments" else None
         self._tensors = TensorFile() if path is not None and path.suffix.lower() == ".safetensors" else None
 
     @classmethod
@@ -151,6 +155,8 @@ class Sink:
     def _add(self, line: Line) -> None:
         if self.kind == "audio":
             self._add_sound(line)
+        elif self._segments is not None:
+            self._segments.add(line.data, line.metadata)
         elif self.path is None:
             stdout = self._open()
             stdout.write(line.data)
@@ -264,6 +270,9 @@ class Sink:
             self._close()
 
     def _close(self) -> None:
+        if self._segments is not None:
+            segments, self._segments = self._segments, None
+            self._open().write(segments.text().encode())
         if self._tensors is not None and self._tensors.arrays and self.path is not None:
             tensors, self._tensors = self._tensors, TensorFile()
             with _create(self.path) as file:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from mstar_core.api.schema import TimedSegment, TimedWord, Usage, VerboseTranscription
+from mstar_core.client.subtitles import subtitles
 
 
 @dataclass(slots=True)
@@ -41,23 +42,4 @@ class Transcript:
 
     def subtitles(self, form: str) -> str:
         """Return the segments as subtitles: SubRip (`srt`) or WebVTT (`vtt`)."""
-        mark = "," if form == "srt" else "."
-        blocks = []
-        for number, segment in enumerate(self.segments, start=1):
-            times = f"{_clock(segment.start, mark)} --> {_clock(self._end(segment), mark)}"
-            # A blank line ends a subtitle, and an arrow is the line of its times.
-            text = " ".join(segment.text.split()).replace("-->", "->")
-            blocks.append(f"{number}\n{times}\n{text}\n" if form == "srt" else f"{times}\n{text}\n")
-        return "\n".join(["WEBVTT\n", *blocks] if form == "vtt" else blocks)
-
-    def _end(self, segment: TimedSegment) -> float:
-        """Return the end of a segment, which may lie in the silence that fills a window up."""
-        return max(segment.start, min(segment.end, self.duration or segment.end))
-
-
-def _clock(seconds: float, mark: str) -> str:
-    """Return seconds as `HH:MM:SS` and milliseconds behind a mark."""
-    milliseconds = round(seconds * 1000)
-    hours, rest = divmod(milliseconds, 3_600_000)
-    minutes, rest = divmod(rest, 60_000)
-    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
+        return subtitles(((each.start, each.end, each.text) for each in self.segments), form, self.duration)

@@ -113,7 +113,15 @@ class Served:
             "words": [each for part in parts for each in part["words"]],
         }
 
+    def text_of(self, file: bytes) -> str:
+        """Return the text of an encoded recording."""
+        part = MediaPart(modality="audio", data=file, name="speech")
+        request = SampleRequest(
+            name="file", order=[("audio", 0)], outputs=("text",), params={"language": "en"}, media=(part,)
+        )
+        return self.processor._tokens.text(ids_of(self.runtime.ask(request)[0]))
+
 
 def ids_of(answer: RequestOutcome) -> list[int]:
-    """Return the ids of text of an answer."""
-    return [int(number) for array in answer.of("text") for number in array]
+    """Return the ids of text of an answer, streamed or not."""
+    return [int(number) for array in answer.of("text") or answer.of("token") for number in array]

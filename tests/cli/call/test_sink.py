@@ -266,3 +266,50 @@ def test_a_full_disk_is_told_and_names_the_file_that_is_left(
     sink.close()
     assert failed.value.title == f"no space left in {tmp_path}" and str(path) in failed.value.detail
     assert failed.value.exit_code == ExitCode.INVALID
+
+
+# -- subtitles ---------------------------------------------------------------------------------------------------------
+
+WINDOWS = [
+    {"language": "english", "segments": [{"start": 0.0, "end": 1.5, "text": " A dog --> ran."}], "words": []},
+    {"language": "english", "segments": [{"start": 61.25, "end": 75.0, "text": " It\n\nslept."}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (
+            "a.srt",
+            "1\n00:00:00,000 --> 00:00:01,500\nA dog -> ran.\n\n2\n00:01:01,250 --> 00:01:02,000\nIt slept.\n",
+        ),
+        (
+            "a.vtt",
+            "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nA dog -> ran.\n\n00:01:01.250 --> 00:01:02.000\nIt slept.\n",
+        ),
+    ],
+)
+def test_segments_of_all_windows_are_one_file_of_subtitles(name: str, wanted: str, tmp_path: Path) -> None:
+    lines = [(json.dumps(window).encode(), {"duration": 62.0}) for window in WINDOWS]
+    sink = written("segments", tmp_path / name, *lines)
+    assert (tmp_path / name).read_text() == wanted and sink.files == [tmp_path / name]
+
+
+def test_segments_as_json_keep_their_fields(tmp_path: Path) -> None:
+    written("segments", tmp_path / "a.json", *[(json.dumps(window).encode(), {"duration": 62.0}) for window in WINDOWS])
+    read = json.loads((tmp_path / "a.json").read_text())
+    assert read["segments"] == [each for window in WINDOWS for each in window["segments"]]
+    assert (read["language"], read["duration"], read["words"]) == ("english", 62.0, [])
+
+
+def test_subtitles_go_to_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    sink = Sink.of("segments", "-", "x")
+    sink.add(Line(modality="segments", data=json.dumps(WINDOWS[0]).encode(), metadata={}))
+    sink.close()
+    assert capfdbinary.readouterr().out.startswith(b"1\n00:00:00,000 --> ")
+
+
+def test_the_ending_of_the_file_selects_segments() -> None:
+    outputs = ("text", "segments")
+    assert chosen_output("whisper", outputs, "a.srt") == chosen_output("whisper", outputs, "a.json") == "segments"
+    assert chosen_output("whisper", outputs, "a.txt") == chosen_output("whisper", outputs, None) == "text"

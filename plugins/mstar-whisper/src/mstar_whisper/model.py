@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch import nn
 
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.errors import WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
 from mstar_core.weights.building import building
@@ -55,6 +56,9 @@ class Whisper:
             module = kind(self._config)
         files = Checkpoint.find(self._folder)
         load_weights(module, files, name_map(files.file_of, prefix, into), ctx.progress)
+        module.join()
+        if ctx.device.type == "cuda" and isinstance(module, Encoder):
+            module.capture(GraphCache(ctx.device, name="encoder"))
         return module.eval().requires_grad_(False)
 
     def vocab_size(self, node: NodeSpec) -> int:

@@ -119,7 +119,7 @@ def whisper(config: WhisperConfig) -> ModelSpec:
         ports={
             "tokens": "i64[n]?",
             "token": "i64[1]",
-            "marks": "i64[5]",
+            "marks": "i64[8]",
             "states": f"any[n,{width}]?",
             "written": "i64[n]?",
             "review": "i64[4]?",
@@ -219,7 +219,12 @@ def _samples(config: WhisperConfig) -> tuple[Sample, ...]:
             files=("audio",),
             outputs=frozenset(outputs),
             params=params,
-            facts={**config.facts(), "prompt": (), "language": language, "frames": int(100 * max(length, seconds))},
+            facts={
+                **config.facts(),
+                "prompt": (1,) if "prompt" in params else (),
+                "language": language,
+                "frames": int(100 * max(length, seconds)),
+            },
             seconds=length,
         )
 
@@ -227,7 +232,7 @@ def _samples(config: WhisperConfig) -> tuple[Sample, ...]:
         sample("sentence", 0.2, {"text"}, fallback=False),
         sample("stream", 0.5, {"text", "segments"}, fallback=False, incremental=True),
         # Random weights would be poor at every temperature.
-        sample("language", 0.4, {"text"}, None, logprob_threshold=-100.0, compression_threshold=100.0),
+        sample("language", 0.4, {"text"}, None, prompt="names", logprob_threshold=-100.0, compression_threshold=100.0),
         sample("recording", 2.2, {"text", "segments"}, fallback=False, words=True),
     )
 

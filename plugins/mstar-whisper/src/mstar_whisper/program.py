@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from mstar_core.plugin import ProgramRequest, Reset, Run, Signal, WalkResult
 from mstar_core.plugin.program import ProgramGenerator
+from mstar_whisper.checkpoint.config import HEAD
 from mstar_whisper.text.segments import STEP_S, compression, split
 
 MEMORY: Final = "memory"
@@ -65,11 +66,12 @@ def transcribe(request: ProgramRequest) -> ProgramGenerator:
         window = None
         for temperature in _temperatures(params):
             yield Reset()
-            answers = yield [*runs, *_draw(request, prompt, temperature)]
+            draws = _draw(request, prompt, temperature)
+            answers = yield [*runs, *draws]
             if runs:
                 heard = answers[0].signals["mel"] if heard is None else heard
                 states = answers[0].signals.get("states")
-            window = Window(prompt, _drawn(answers[-2:]), temperature)
+            window = Window(prompt, _drawn(answers[-len(draws) :], len(prompt) - 1), temperature)
             runs = []
             if params.fallback or "segments" in request.outputs:
                 yield from _review(request, window, frames, states)
@@ -111,19 +113,32 @@ def _prompt(request: ProgramRequest, language: int, spoken: Sequence[int]) -> tu
 
 
 def _draw(request: ProgramRequest, prompt: tuple[int, ...], temperature: float) -> list[Run]:
-    """Return the runs that draw a window's ids. Only final ids are emitted, so a request with fallback emits none."""
-    aloud = "_aloud" if request.params.incremental and not request.params.fallback else ""
+    """Return the runs that draw a window's ids. Only final ids are emitted, so a request with fallback emits none.
+
+    A prompt without earlier text has no pass of its own: the loop begins with its first id and draws the others, which
+    the rules allow alone. Decode steps are captured and shared by all requests, and passes of prompts are not.
+    """
+    is_aloud = request.params.incremental and not request.params.fallback
     room = min(request.params.max_output_tokens, request.facts["positions"] - len(prompt))
-    sampling, marks = {"temperature": temperature}, (0, 0, 0, 0, int(_is_timed(request)))
+    sampling, form = {"temperature": temperature}, int(_is_timed(request))
+    start, *head = prompt
+    if not is_aloud and len(head) <= HEAD:
+        marks = (-1 - len(head), 0, 0, 0, form, *[0] * (HEAD - len(head)), *head)
+        most = room + len(head)
+        return [Run("write", token=(start,), marks=marks, max_iters=most, reads=("token",), sampling=sampling)]
+    aloud = "_aloud" if is_aloud else ""
+    marks = (0, 0, 0, 0, form, *[0] * HEAD)
     return [
         Run(f"prompt{aloud}", tokens=prompt, reads=("token",), sampling=sampling),
         Run(f"write{aloud}", marks=marks, max_iters=room - 1, reads=("token",), sampling=sampling),
     ]
 
 
-def _drawn(answers: Sequence[WalkResult]) -> list[int]:
-    first, rest = answers[0].values["token"], answers[1].values.get("token", ())
-    return [int(number) for number in (*first[-1:], *rest)]
+def _drawn(answers: Sequence[WalkResult], head: int) -> list[int]:
+    """Return the ids of a window. head: ids of its prompt among those drawn by a single run."""
+    values = [answer.values.get("token", ()) for answer in answers]
+    ids = values[0][head:] if len(values) == 1 else (*values[0][-1:], *values[1])
+    return [int(number) for number in ids]
 
 
 def _review(request: ProgramRequest, window: Window, frames: int, states: Signal | None) -> Steps:

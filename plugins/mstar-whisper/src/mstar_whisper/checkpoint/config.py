@@ -21,6 +21,9 @@ HOP: Final = 160
 STRIDE: Final = 2
 """Frames of one encoder state, whose duration is also that of one timestamp token."""
 
+HEAD: Final = 3
+"""Most ids of a prompt that may be drawn instead of read: language, task and form, which follow the start."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from mstar_core.layers import Head, TokenEmbedding
+from mstar_core.layers.linear import join_with_biases
 from mstar_whisper.nodes.alignment import alignment
 from mstar_whisper.nodes.layers import FeedForward, Projections
 from mstar_whisper.nodes.rules import Rules
@@ -38,17 +40,12 @@ class DecoderLayer(FeedForward):
 
     def forward(self, x: Tensor, kv: MemoryView, queries: list[Tensor] | None = None) -> Tensor:
         """Return the layer's output, [T, width]. queries: takes those of the attention over the memory."""
-        normed = self.self_attn_layer_norm(x)
-        attended = kv.attend(self._layer, self.self_attn.queries(normed), *self.self_attn.keys_and_values(normed))
+        attended = kv.attend(self._layer, *self.self_attn.all_three(self.self_attn_layer_norm(x)))
         x = x + self.self_attn.out(attended)
         query = self.encoder_attn.queries(self.encoder_attn_layer_norm(x))
         if queries is not None:
             queries.append(query)
         return self.after_attention(x + self.encoder_attn.out(kv.attend_cross(self._layer, query)))
-
-    def remember(self, states: Tensor, kv: MemoryView) -> None:
-        """Store the keys and values of encoder states, [T, width]."""
-        kv.keep(self._layer, *self.encoder_attn.keys_and_values(states))
 
 
 class Decoder(nn.Module):
@@ -60,6 +57,26 @@ class Decoder(nn.Module):
         self.embed_positions = nn.Embedding(config.positions, config.width)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
         self.layer_norm = nn.LayerNorm(config.width)
+
+        self._memory: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Join the projections of each layer, and those of a memory for all layers. Called once weights are loaded."""
+        for layer in self.stack:
+            layer.self_attn.join()
+        attentions = [layer.encoder_attn for layer in self.stack]
+        self._memory = join_with_biases([each for one in attentions for each in (one.k_proj, one.v_proj)])
+
+    def remember(self, states: Tensor, kv: MemoryView) -> None:
+        """Store the keys and values of encoder states in all layers. states: [T, width], of all windows of the pass."""
+        if self._memory is None:
+            parts = [layer.encoder_attn.keys_and_values(states) for layer in self.stack]
+        else:
+            heads = self.stack[0].encoder_attn.heads
+            both = linear(states, *self._memory).unflatten(-1, (len(self.layers), 2, heads, -1))
+            parts = [(both[:, layer, 0], both[:, layer, 1]) for layer in range(len(self.layers))]
+        for layer, (keys, values) in enumerate(parts):
+            kv.keep(layer, keys, values)
 
     @property
     def stack(self) -> list[DecoderLayer]:
@@ -107,8 +124,7 @@ class SpeechDecoder(nn.Module):
         remember. written, review, sound: a prompt with its text, then see `_review`.
         """
         if states is not None:
-            for layer in self.decoder.stack:
-                layer.remember(states, kv)
+            self.decoder.remember(states, kv)
             return {}
         if written is not None:
             assert review is not None
@@ -120,8 +136,12 @@ class SpeechDecoder(nn.Module):
         assert ids is not None
         return {"hidden": self.decoder(ids, positions, kv), "rules": self.rules.of_prompt(ids)}
 
+    def join(self) -> None:
+        """See Decoder."""
+        self.decoder.join()
+
     def head(self, hidden: Tensor, *, rules: Tensor) -> Tensor:
-        """Return logits [n, vocab], float32, without the ids that the rules forbid. rules: marks [n, 5]."""
+        """Return logits [n, vocab], float32, without the ids that the rules forbid. rules: marks [n, MARKS]."""
         return self.rules.constrained(self.head_layer(hidden), rules)
 
     def _review(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.families.mel import LogMel
 from mstar_whisper.checkpoint.config import HOP
 from mstar_whisper.nodes.layers import FeedForward, Projections
@@ -17,11 +19,18 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_whisper.checkpoint.config import WhisperConfig
+
+
+WINDOWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Batch sizes with a CUDA graph. Uncaptured, the launches of 32 layers keep the host from decoding meanwhile."""
 
 
 class Spectrogram(nn.Module):
     """Log-mel frames of whole recordings. A recording shorter than a window is filled up with silence first."""
+
+    device_outputs = ("mel",)
 
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
@@ -45,17 +54,17 @@ class EncoderLayer(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output, [B, states, width]."""
-        normed = self.self_attn_layer_norm(x)
-        keys, values = self.self_attn.keys_and_values(normed)
-        query, key, value = (part.transpose(1, 2) for part in (self.self_attn.queries(normed), keys, values))
+        parts = self.self_attn.all_three(self.self_attn_layer_norm(x))
+        query, key, value = (part.transpose(1, 2) for part in parts)
         attended = scaled_dot_product_attention(query, key, value).transpose(1, 2)
         return self.after_attention(x + self.self_attn.out(attended))
 
 
-class Encoder(nn.Module):
-    """Windows of spectrograms to states."""
+class Encoder(nn.Module, CapturesFunction):
+    """Windows of spectrograms to states. On CUDA the windows of a batch are encoded by one graph."""
 
     host_ports = ("start",)
+    device_outputs = ("states",)
 
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
@@ -65,6 +74,23 @@ class Encoder(nn.Module):
         self.embed_positions = nn.Embedding(config.states, config.width)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.layer_norm = nn.LayerNorm(config.width)
+        self._replayed = CapturedFunction(self.encoded, WINDOWS)
+
+    def capture(self, captures: GraphCache) -> None:
+        """Use CUDA graphs. Called once the weights are loaded."""
+        self._replayed = CapturedFunction(self.encoded, WINDOWS, captures)
+
+    def join(self) -> None:
+        """Join the projections of each layer. Called once the weights are loaded."""
+        for layer in self.layers:
+            assert isinstance(layer, EncoderLayer)
+            layer.self_attn.join()
+
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        """See NodeModule: one window, whose shape all windows have."""
+        mel = torch.zeros(1, self._frames, self.conv1.in_channels)
+        step = WarmupStep(inputs={"mel": mel, "start": torch.zeros(1, 1, dtype=torch.int64)}, outputs=("states",))
+        return [WarmupRequest(title="a window of sound", tokens=1, steps=(step,), is_value_free=True)]
 
     def forward(self, *, mel: Tensor | list[Tensor], start: np.ndarray | Sequence[np.ndarray]) -> dict[str, Tensor]:
         """Return {"states": [B, states, width]}.
@@ -72,11 +98,16 @@ class Encoder(nn.Module):
         mel: [frames, bins] each. start: first frame of each window, [B, 1].
         """
         windows = [self._window(spectrum, int(first[0])) for spectrum, first in zip(mel, start, strict=True)]
-        x = torch.stack(windows).to(self.conv1.weight.dtype).transpose(1, 2)
-        x = gelu(self.conv2(gelu(self.conv1(x)))).transpose(1, 2) + self.embed_positions.weight
+        return {"states": self._replayed(torch.stack(windows).to(self.conv1.weight.dtype))}
+
+    def encoded(self, windows: Tensor) -> Tensor:
+        """Return states [B, frames / 2, width]. windows: [B, frames, bins], of a whole window or its start."""
+        x = gelu(self.conv2(gelu(self.conv1(windows.transpose(1, 2))))).transpose(1, 2)
+        x = x + self.embed_positions.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        return {"states": self.layer_norm(x)}
+        states: Tensor = self.layer_norm(x)
+        return states
 
     def _window(self, mel: Tensor, first: int) -> Tensor:
         part = mel[first : first + self._frames]

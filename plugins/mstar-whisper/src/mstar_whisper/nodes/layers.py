@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, linear
+
+from mstar_core.layers.linear import join_with_biases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,20 +21,32 @@ class Projections(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self._heads = heads
+        self.heads = heads
         self.k_proj = nn.Linear(width, width, bias=False)
         self.v_proj = nn.Linear(width, width)
         self.q_proj = nn.Linear(width, width)
         self.out_proj = nn.Linear(width, width)
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Join the three input projections into one matrix multiplication. Called once the weights are loaded."""
+        self._joined = join_with_biases([self.q_proj, self.k_proj, self.v_proj])
+
+    def all_three(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of the same input."""
+        if self._joined is None:
+            return self.queries(x), *self.keys_and_values(x)
+        query, key, value = linear(x, *self._joined).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return query, key, value
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries."""
-        queries: Tensor = self.q_proj(x).unflatten(-1, (self._heads, -1))
+        queries: Tensor = self.q_proj(x).unflatten(-1, (self.heads, -1))
         return queries
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values."""
-        return self.k_proj(x).unflatten(-1, (self._heads, -1)), self.v_proj(x).unflatten(-1, (self._heads, -1))
+        return self.k_proj(x).unflatten(-1, (self.heads, -1)), self.v_proj(x).unflatten(-1, (self.heads, -1))
 
     def out(self, attended: Tensor) -> Tensor:
         """Return the output, [..., width]."""

@@ -1,7 +1,8 @@
 """Rules of Whisper's ids: which may follow what a window has written so far. Applied to logits before a draw.
 
-What a rule reads are the marks of a sequence, int64 [5]: ids written, the last id, the one before, the last timestamp
-(0: none), and the form: 1 with timestamps, 0 without, -1 for a draw without rules, such as that of the language.
+What a rule reads are the marks of a sequence, int64 [MARKS]: ids written, the last id, the one before, the last
+timestamp (0: none), the form: 1 with timestamps, 0 without, -1 for a draw without rules, such as that of the language;
+then the end of a prompt, whose ids are drawn instead of read. Below zero, the ids written count the rest of them.
 Source: section 4.5 of the paper on Whisper, and the logits processors of `transformers`.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.nn.functional import pad
+
+from mstar_whisper.checkpoint.config import HEAD
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_whisper.checkpoint.config import TokenIds
 
-MARKS: Final = 5
+MARKS: Final = 5 + HEAD
 NEVER: Final = float("-inf")
 
 
@@ -29,7 +33,7 @@ class Rules:
         self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
     def of_prompt(self, tokens: Tensor) -> Tensor:
-        """Return the marks behind each token of a prompt, [T, 5]. Only those of the last one count."""
+        """Return the marks behind each token of a prompt, [T, MARKS]. Only those of the last one count."""
         marks = tokens.new_zeros(len(tokens), MARKS)
         marks[:, 4] = (tokens != self._ids.no_times).long()
         if self._ids.languages:
@@ -37,12 +41,14 @@ class Rules:
         return marks
 
     def after(self, marks: Tensor, token: Tensor) -> Tensor:
-        """Return the marks after one more id. marks: [n, 5]; token: int64 [n]."""
-        written, last, _, time, form = marks.unbind(-1)
-        return torch.stack([written + 1, token, last, self._time(token, time), form], dim=-1)
+        """Return the marks after one more id. marks: [n, MARKS]; token: int64 [n]."""
+        written, last, _, time, form, *head = marks.unbind(-1)
+        is_text = written >= 0
+        token = torch.where(is_text, token, 0)
+        return torch.stack([written + 1, token, last, self._time(token, time), form, *head], dim=-1)
 
     def of_written(self, ids: Tensor, item: Tensor, place: Tensor, form: Tensor) -> Tensor:
-        """Return the marks before each id of packed texts, [T, 5].
+        """Return the marks before each id of packed texts, [T, MARKS].
 
         ids: int64 [T], prompts included. item: of each, ascending. place: in its text, negative in its prompt. form:
         see above.
@@ -52,13 +58,17 @@ class Rules:
         times = (torch.where(is_time, ids, 0) + item * self._vocab).cummax(0).values - item * self._vocab
         last, before, time = (_shifted(values, shift) for values, shift in ((ids, 1), (ids, 2), (times, 1)))
         last, before, time = last * (place > 0), before * (place > 1), time * (place > 0)
-        return torch.stack([place.clamp(min=0), last, before, time, form], dim=-1)
+        return pad(torch.stack([place.clamp(min=0), last, before, time, form], dim=-1), (0, HEAD))
 
     def constrained(self, logits: Tensor, marks: Tensor) -> Tensor:
         """Return logits without forbidden ids, float32 [n, vocab]. logits: [n, vocab] of any float type."""
         logits, first = logits.float(), self._ids.first_time
-        written, last, before, time, form = (part[:, None] for part in marks.unbind(-1))
+        written, last, before, time, form, *_ = (part[:, None] for part in marks.unbind(-1))
         number, never, never_first = self._tables(logits.device)
+        is_head = written < 0
+        head = marks[:, 5:].gather(-1, (HEAD + written).clamp(0, HEAD - 1))
+        logits = logits.masked_fill(is_head & (number != head), NEVER)
+        form = form.masked_fill(is_head, -1)
         forbidden = (never & (form >= 0)) | (never_first & (written == 0) & (form >= 0))
         logits = logits.masked_fill(forbidden, NEVER)
         is_time = number >= first

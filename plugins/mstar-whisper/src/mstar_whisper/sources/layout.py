@@ -26,7 +26,7 @@ REST: Final = ("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of a small checkpoint. states: of a window, fifty a second."""
+    """Sizes of a small checkpoint. states: of a window, 50 a second. decoder_heads: 0 for those of the encoder."""
 
     width: int
     heads: int
@@ -36,6 +36,7 @@ class Sizes:
     states: int
     positions: int
     bins: int = 80
+    decoder_heads: int = 0
 
 
 def vocabulary(states: int, words: Sequence[str] = ()) -> Tokenizer:
@@ -95,7 +96,7 @@ def _config(tokenizer: Tokenizer, sizes: Sizes, dtype: str) -> dict[str, Any]:
         "encoder_attention_heads": sizes.heads,
         "encoder_ffn_dim": sizes.mlp,
         "decoder_layers": sizes.decoder_layers,
-        "decoder_attention_heads": sizes.heads,
+        "decoder_attention_heads": sizes.decoder_heads or sizes.heads,
         "decoder_ffn_dim": sizes.mlp,
         "max_source_positions": sizes.states,
         "max_target_positions": sizes.positions,
