@@ -169,6 +169,14 @@ def deployment_names(incomplete: str) -> list[str]:
     return [run.name for run in _running()]
 
 
+@_quiet
+def gateway_names(incomplete: str) -> list[str]:
+    """Complete running gateways of this host."""
+    from mstar_core.host.run_dir import gateways
+
+    return [run.name for run in gateways() if run.holder() is not None]
+
+
 DeploymentName = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="optional if only one runs", autocompletion=deployment_names, callback=bare),

@@ -63,6 +63,25 @@ def config_keys() -> str:
     return table(("key", "type", "default", "meaning"), rows)
 
 
+def serve_keys() -> str:
+    """Return the table of the keys of a serve.yaml."""
+    from dataclasses import replace
+
+    from mstar_core.config.key import settings_of
+    from mstar_core.gateway.serve_file import TABLES, WORDS, ServeFile
+    from mstarctl.authoring.config_schema import default_shown
+
+    def word(key: str) -> str:
+        return ".".join(WORDS.get(part, part) for part in key.split("."))
+
+    sections = [("", ServeFile), *((f"{table}.NAME.", record) for table, record in TABLES.items())]
+    found = [
+        replace(each, key=f"{prefix}{word(each.key)}") for prefix, record in sections for each in settings_of(record)
+    ]
+    rows = ((f"`{each.key}`", each.allowed, default_shown(each), each.doc) for each in found)
+    return table(("key", "type", "default", "meaning"), rows)
+
+
 def plugin_hooks() -> str:
     """Return every hook with its signature and docstring."""
     import inspect
@@ -205,6 +224,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **HTTP_PARTS,
     "make-targets": make_targets,
     "plugin-hooks": plugin_hooks,
+    "serve-keys": serve_keys,
     **TOP_PARTS,
     "wire-messages": wire_messages,
 }

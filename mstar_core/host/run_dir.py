@@ -25,6 +25,9 @@ SOCKET_PATH_LIMIT: Final = 107
 
 LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
 OWN_ROOT: Final = "~/.mstar"
+GATEWAYS: Final = ".gateways"
+"""Folder of the run directories of gateways; hidden, so that none is taken for a deployment."""
+
 LOCK_TRIES: Final = 5
 LOCK_PAUSE_S: Final = 0.02
 
@@ -48,6 +51,11 @@ class RunDirectory:
     def of(cls, name: str) -> RunDirectory:
         """Return the run directory of the deployment called `name`, which need not exist."""
         return cls(runtime_root() / check_name(name))
+
+    @classmethod
+    def of_gateway(cls, name: str) -> RunDirectory:
+        """Return the run directory of the gateway called `name`, which need not exist."""
+        return cls(runtime_root() / GATEWAYS / check_name(name))
 
     @property
     def name(self) -> str:
@@ -299,3 +307,8 @@ def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
     for path in sorted(root.iterdir()):
         if not path.name.startswith(".") and (path / "spec.json").is_file():
             yield RunDirectory(path)
+
+
+def gateways() -> Iterator[RunDirectory]:
+    """Yield the run directories of gateways, running or stale, sorted by name."""
+    yield from deployments(runtime_root() / GATEWAYS)

@@ -18,6 +18,7 @@ from mstarctl.complete import bare, deployment_names
 from mstarctl.objects.host import host_lines, read_host
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.options import GlobalOptions
+from mstarctl.serve.gateway import known_gateways
 
 LOOP: Final = (Column("LATENCY p50", "latency", is_right=True), Column("REQ/s", "requests_s", is_right=True))
 """Columns of control loops, which have no first token: shown with -o wide, or if a deployment has no other figure."""
@@ -162,8 +163,13 @@ def _items(options: GlobalOptions, name: str | None) -> list[dict[str, Any]]:
             hint = did_you_mean(name, [str(item["name"]) for item in items])
             raise NotFound(f"no deployment {name!r} on {context.name}", hint=hint, kind="deployment", name=name)
         return chosen
-    found_here = known_deployments() if name is None else [find_known(name)]
+    found_here = [*known_deployments(), *known_gateways()] if name is None else find_here(name)
     return [item_of(known) for known in found_here]
+
+
+def find_here(name: str) -> list[Known]:
+    """Return the deployment or the gateway of this name. Raises NotFound with the nearest name."""
+    return known_gateways(lambda each: each == name) or [find_known(name)]
 
 
 def _show(items: list[dict[str, Any]], printer: Printer) -> None:

@@ -77,7 +77,7 @@ class Door:
         self.session = open_session()
         self.cards = Cards(self.session, self.clock)
         self.loads = Loads(self.session)
-        self._upstream = Upstream(session=self.session, takes_keys=self.gate.takes_keys)
+        self._upstream = Upstream(session=self.session, gate=self.gate)
         self._own = OwnRoutes(self.fleet, self.gate, self.cards, self.counters, self.session, self.serve)
         self._poll = asyncio.create_task(self.loads.follow(self.fleet), name="replica loads")
         self.idle.set()
@@ -88,6 +88,14 @@ class Door:
             self._poll.cancel()
             await asyncio.gather(self._poll, return_exceptions=True)
         await self.session.close()
+
+    def take(self, serve: ServeFile) -> None:
+        """Take over changed limits."""
+        self.serve = self._own.serve = serve
+
+    async def metrics_text(self) -> bytes:
+        """Return the metrics of the gateway and its deployments."""
+        return await self._own.metrics_text()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Errors become the responses of a deployment's api; the loop is never blocked."""

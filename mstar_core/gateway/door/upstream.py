@@ -16,7 +16,7 @@ from mstar_core.errors import Unavailable
 from mstar_core.gateway.door.ask import Ask
 from mstar_core.gateway.door.headers import answer_headers, request_headers
 from mstar_core.gateway.door.replies import UpstreamLost
-from mstar_core.gateway.parts import Replica
+from mstar_core.gateway.parts import Gate, Replica
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 60.0
@@ -43,14 +43,10 @@ def open_session() -> aiohttp.ClientSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """Requests to the replicas of one door.
-
-    trusted: TLS check of deployments of this host, whose certificates name the outside. sent: called with the replica
-    of each attempt.
-    """
+    """Requests to the replicas of one door. gate: says whose the keys of requests are."""
 
     session: aiohttp.ClientSession
-    takes_keys: bool
+    gate: Gate
 
     async def begin(
         self, ask: Ask, replicas: Sequence[Replica], sent: Callable[[Replica], None], retried: Callable[[], None]
@@ -82,7 +78,9 @@ class Upstream:
         raise Unavailable("no replica takes requests", hint="retry later")
 
     async def _request(self, ask: Ask, replica: Replica) -> aiohttp.ClientResponse:
-        headers = request_headers(ask.request.headers, replica, ask.request_id, ask.peer, takes_keys=self.takes_keys)
+        headers = request_headers(
+            ask.request.headers, replica, ask.request_id, ask.peer, takes_keys=self.gate.takes_keys
+        )
         response: aiohttp.ClientResponse = await self.session.request(
             ask.request.method,
             URL(f"{replica.url}{ask.parts.raw}", encoded=True),

@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from mstar_core.gateway.door.door import Door
-from mstar_core.gateway.open_gate import OpenGate
 from mstar_core.gateway.parts import Gate
 from mstar_core.gateway.serve_file import ServeFile
 from tests.fakes.deployments import FakeDeployment, FakeFleet, serve_on_port
 from tests.fakes.gateway import Gateway, Opened
+from tests.fakes.open_gate import OpenGate
 
 
 @pytest.fixture

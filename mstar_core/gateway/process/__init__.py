@@ -1,0 +1,1 @@
+"""Processes of the gateway: the keeper, which owns sockets and lock, and the worker, which serves."""
