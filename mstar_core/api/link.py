@@ -41,6 +41,7 @@ from mstar_core.messages.names import API
 from mstar_core.messages.requests import (
     CancelRequest,
     EndSession,
+    MoreInput,
     NewRequest,
     Reconcile,
     RequestFailed,
@@ -117,6 +118,7 @@ class Link:
             submit=self.submit,
             put=self.put,
             release=self.release,
+            send=self._tell,
             clock=clock,
         )
         self._room = Room(self._tensors.arena)
@@ -195,17 +197,17 @@ class Link:
 
     def cancel(self, handle: int, why: str) -> None:
         """Tell the conductor to cancel a request."""
-        try:
-            self._courier.send(CONDUCTOR, CancelRequest(handle=handle, why=why))
-        except MstarError as error:
-            log.error("a cancellation could not be sent: %s", error)
+        self._tell(CancelRequest(handle=handle, why=why))
 
     def end_session(self, name: str) -> None:
         """Tell the conductor that a session has ended. Its lease otherwise ends with its time."""
+        self._tell(EndSession(session=name))
+
+    def _tell(self, message: CancelRequest | EndSession | MoreInput) -> None:
         try:
-            self._courier.send(CONDUCTOR, EndSession(session=name))
+            self._courier.send(CONDUCTOR, message)
         except MstarError as error:
-            log.error("the end of a session could not be sent: %s", error)
+            log.error("a message of type %s could not be sent: %s", type(message).__name__, error)
 
     def note_change(self) -> None:
         """Handle a change of requests, connections or levels: report a drain, pause or handover that has ended.

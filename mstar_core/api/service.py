@@ -30,7 +30,7 @@ from mstar_core.api.output.token_scores import TokenScores
 from mstar_core.api.output.units import OutputItem
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
-from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.parse.params import LiveText, ParsedRequest
 from mstar_core.api.preprocess.grammar_checks import GrammarChecks
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
@@ -49,13 +49,13 @@ from mstar_core.config.resolved import ApiConfig
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import ArenaFull, Cancelled, EngineError, MstarError, NotFound, TimedOut
 from mstar_core.messages.flow import Saved
-from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
+from mstar_core.messages.requests import GrowingInput, NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS
+from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS, Text
 from mstar_core.process.system import give_back_freed_memory
 
 KEEPALIVE_S: Final = 15.0
@@ -257,6 +257,8 @@ class Service:
         self.samples: dict[str, Any] | None = None  # made by the first request for them
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
+        text = model.input("text")
+        self.grows = text.grows if isinstance(text, Text) else ""  # input for ids of a text that arrives
         self.emits_progress = model.emits(PROGRESS)
         self.emits_partial_images = model.emits(PARTIAL_IMAGE)
         api = deployment.api
@@ -431,9 +433,34 @@ class Service:
                 if delivery is not None and item is None:
                     encoder.first_at, encoder.first_sound_at = delivery.firsts
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
-                yield Session(self, call, live, output_queue, encoder, inputs, delivery, item, record)
+                async with self._growing(call, live):
+                    yield Session(self, call, live, output_queue, encoder, inputs, delivery, item, record)
             finally:
                 self.link.release([*refs, *live.lent])
+
+    @asynccontextmanager
+    async def _growing(self, call: ParsedRequest, live: LiveRequest) -> AsyncIterator[None]:
+        """Pass on the text of a request that arrives during the block. Its errors fail the request."""
+        if call.live is None:
+            yield
+            return
+        task = asyncio.create_task(self._grow(call.live, live), name=f"text of {live.request_id}")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _grow(self, text: LiveText, live: LiveRequest) -> None:
+        try:
+            async for ids in text.more:
+                self.link.attempts.grow(live, self.grows, ids)
+            self.link.attempts.grow(live, self.grows, (), is_over=True)
+        except MstarError as error:
+            live.fail(error)
+        except Exception as error:  # isolation boundary: one text, one request
+            log.exception("a text that arrives could not be read")
+            live.fail(EngineError("the text could not be read", str(error)))
 
     async def _token_scores(self, call: ParsedRequest) -> TokenScores | None:
         """Return the collector of a request's log-probabilities, None if it reports none."""
@@ -473,7 +500,8 @@ class Service:
             tool_choice=call.chat.choice,
             template=call.chat.template,
             is_raw=call.raw is not None,
-            ids=call.raw.ids if call.raw is not None else (),
+            ids=call.raw.ids if call.raw is not None else () if call.live is None else call.live.first,
+            is_open=call.live is not None,
             media=call.media,
             order=call.order,
             observation=call.observation,
@@ -561,6 +589,7 @@ class Service:
             session="" if session is None else session.name,
             lease_s=0.0 if session is None else session.lease_s,
             reads_only=call.reads_only,
+            growing={} if call.live is None else {self.grows: GrowingInput()},
         )
         self.link.attempts.begin(live, request, unresumable)
 

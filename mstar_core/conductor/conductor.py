@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from mstar_core.conductor.arriving import arriving_inputs, grown
 from mstar_core.conductor.caches import CacheUse, cache_uses
 from mstar_core.conductor.progress import Progress
 from mstar_core.conductor.reading import reading_only
@@ -37,6 +38,7 @@ from mstar_core.messages.requests import (
     CancelRequest,
     EndSession,
     ErrorInfo,
+    MoreInput,
     NewRequest,
     Reconcile,
     RequestFailed,
@@ -54,7 +56,7 @@ from mstar_core.messages.work import (
     WalkDone,
     WorkFailed,
 )
-from mstar_core.plugin.program import Answer, Run
+from mstar_core.plugin.program import Answer, Receive, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 from mstar_core.process.failures import attempt, log_lost
 from mstar_core.process.leftovers import Leftovers
@@ -126,6 +128,8 @@ class Conductor:
                 self._work_failed(message)
             case CancelRequest():
                 self._cancel(message)
+            case MoreInput():
+                self._more_input(message)
             case EndSession():
                 self._end_session(message)
             case Reconcile():
@@ -196,7 +200,14 @@ class Conductor:
         if message.reads_only:
             programs = {name: reading_only(program, self._generates) for name, program in programs.items()}
         runs = {p.name: PartitionRun(p, programs[p.name]) for p in partitions}
-        request = ConductorRequest(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
+        request = ConductorRequest(
+            message,
+            facts,
+            homes,
+            runs,
+            deadline=self._clock() + message.deadline_s + 1.0,
+            growing=arriving_inputs(message),
+        )
         self.requests[message.handle] = request
         self.router.opened(homes)
         # The first runs of all programs determine how many candidates keep caches; ranks admit them as a whole or not.
@@ -264,15 +275,36 @@ class Conductor:
 
     def _take(self, request: ConductorRequest, run: PartitionRun) -> None:
         """Carry out the wish of a program."""
-        wishes, is_over, run.batch = run.runs, run.wish is None, isinstance(run.wish, list)
+        wish, wishes, is_over, run.batch = run.wish, run.runs, run.wish is None, isinstance(run.wish, list)
         run.wish = None  # drops the signals that it references
         try:
             if is_over:
                 self._partition_ended(request, run)
+            elif isinstance(wish, Receive):
+                run.awaits = request.input(wish.name).name
+                self._give_input(request, run)
             else:
                 self._hand_out(request, run, wishes, run.forks)
         except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
             self._fail(request.handle, error)
+
+    def _more_input(self, message: MoreInput) -> None:
+        request = self.requests.get(message.handle)
+        if request is None:
+            if not self.waiting.change(message.handle, lambda waiting: grown(waiting, message)):
+                self.unknown += 1
+            return
+        request.input(message.name).add(message.values, is_over=message.is_over)
+        for run in request.partitions.values():
+            if message.handle in self.requests and run.awaits == message.name:
+                self._give_input(request, run)
+
+    def _give_input(self, request: ConductorRequest, run: PartitionRun) -> None:
+        """Answer a program that waits for an input, if there is more of it or its end is known."""
+        arriving = request.growing[run.awaits]
+        if arriving.is_ready:
+            run.awaits = ""
+            self._step(request, run, arriving.take())
 
     def _hand_out(
         self, request: ConductorRequest, run: PartitionRun, wishes: list[Run], forks: list[tuple[str, str]]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import takewhile
 
-from mstar_core.plugin.program import Fork, ProgramGenerator
+from mstar_core.plugin.program import Fork, ProgramGenerator, Receive
 
 
 def reading_only(program: ProgramGenerator, generates: Callable[[str], bool]) -> ProgramGenerator:
-    """Yield what a program yields, up to its first run that generates. It ends there and draws nothing.
+    """Yield what a program yields, up to its first run that generates or its first wait for input. It draws nothing.
 
     generates: whether a walk has a loop.
     """
     try:
         wish = next(program)
         while True:
+            if isinstance(wish, Receive):
+                return
             if isinstance(wish, Fork):
                 answer = yield wish
             else:

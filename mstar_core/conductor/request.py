@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from mstar_core.conductor.arriving import ArrivingInput
 from mstar_core.conductor.caches import CachePlaces
 from mstar_core.conductor.resume import known_ids, saved_loops
 from mstar_core.conductor.router import Homes
@@ -47,7 +48,7 @@ class PartitionRun:
     """State of a partition's program. batch: whether it waits for a list of runs.
 
     wish: last value that it yielded. forks: forks that it yielded before that. finishes: whether nothing follows.
-    taken: number of its runs so far.
+    taken: number of its runs so far. awaits: name of the growing input that it waits for, empty for none.
     """
 
     partition: Partition
@@ -60,6 +61,7 @@ class PartitionRun:
     forks: list[tuple[str, str]] = field(default_factory=list)
     finishes: bool = False
     taken: int = 0
+    awaits: str = ""
 
     @property
     def place(self) -> str:
@@ -125,7 +127,8 @@ class ConductorRequest:
 
     walks: number of finished runs by walk. opening: message that its only rank gets with its first walks. is_told: a
     worker has reported its end to the api. caches: where its caches are, if it has nodes on several ranks. error: of a
-    rank that could not read a tensor; it ends the request at `error_until` unless a death explains it before.
+    rank that could not read a tensor; it ends the request at `error_until` unless a death explains it before. growing:
+    inputs that grow.
     """
 
     message: NewRequest
@@ -145,6 +148,7 @@ class ConductorRequest:
     caches: CachePlaces = field(default_factory=CachePlaces)
     error: ErrorInfo | None = None
     error_until: float = 0.0
+    growing: dict[str, ArrivingInput] = field(default_factory=dict)
 
     @property
     def handle(self) -> int:
@@ -157,6 +161,13 @@ class ConductorRequest:
     @property
     def is_finished(self) -> bool:
         return all(run.finished for run in self.partitions.values())
+
+    def input(self, name: str) -> ArrivingInput:
+        """Return an input that grows. Raises EngineError for any other."""
+        found = self.growing.get(name)
+        if found is None:
+            raise EngineError(f"the input {name!r} does not grow in this request", f"growing: {sorted(self.growing)}")
+        return found
 
     def waiting_for(self, run: int) -> PartitionRun | None:
         """Return the partition that has this run in flight."""
@@ -199,8 +210,14 @@ def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
         for index, segment in enumerate(message.segments)
     ]
     params = spec.params(**{name: tuple(v) if isinstance(v, list) else v for name, v in message.params.items()})
-    outputs, facts = frozenset(message.outputs), message.facts
-    return ProgramRequest(params=params, inputs=inputs, segments=segments, outputs=outputs, facts=facts)
+    return ProgramRequest(
+        params=params,
+        inputs=inputs,
+        segments=segments,
+        outputs=frozenset(message.outputs),
+        facts=message.facts,
+        growing=frozenset(message.growing),
+    )
 
 
 def run_message(

@@ -26,6 +26,13 @@ class WaitingRequests:
         """Keep a request until a replica is ready, it is cancelled, or its deadline has passed."""
         self._requests[message.handle] = message, self._clock() + message.deadline_s
 
+    def change(self, handle: int, change: Callable[[NewRequest], NewRequest]) -> bool:
+        """Replace the message of a request. Returns False if it does not wait."""
+        found = self._requests.get(handle)
+        if found is not None:
+            self._requests[handle] = change(found[0]), found[1]
+        return found is not None
+
     def drop(self, handle: int) -> bool:
         """Drop a request. Returns False if it does not wait."""
         return self._requests.pop(handle, None) is not None

@@ -20,6 +20,8 @@ from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import (
     CancelRequest,
     ErrorInfo,
+    GrowingInput,
+    MoreInput,
     NewRequest,
     RequestFailed,
     RequestFinished,
@@ -83,7 +85,8 @@ class RequestOutcome:
 class SampleRequest:
     """One request as a client sends it. outputs: modalities; by default text, else the model's first.
 
-    is_journaled, resume: as the api sends them, see NewRequest. texts, turns, reads_windows: see PromptRequest.
+    is_journaled, resume, growing: as the api sends them, see NewRequest. texts, turns, reads_windows, is_open, ids: see
+    PromptRequest.
     """
 
     text: str | None = None
@@ -99,6 +102,9 @@ class SampleRequest:
     name: str = ""
     is_journaled: bool = False
     resume: Resume | None = None
+    is_open: bool = False
+    ids: Sequence[int] = ()
+    growing: Mapping[str, GrowingInput] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -156,6 +162,8 @@ class FakeApi:
                 texts=ask.texts,
                 turns=ask.turns,
                 reads_windows=ask.reads_windows,
+                is_open=ask.is_open,
+                ids=ask.ids,
                 media=ask.media,
                 order=ask.order,
                 params=params,
@@ -189,9 +197,14 @@ class FakeApi:
             reads_only=self.reads_only,
             resume=ask.resume,
             is_journaled=ask.is_journaled,
+            growing=dict(ask.growing),
         )
         self._box.send(CONDUCTOR, request)
         return call
+
+    def grow(self, call: SentRequest, name: str, values: Sequence[int], *, is_over: bool = False) -> None:
+        """Add values to a growing input of a request."""
+        self._box.send(CONDUCTOR, MoreInput(handle=call.handle, name=name, values=list(values), is_over=is_over))
 
     def cancel(self, call: SentRequest) -> None:
         """Cancel a request as a client disconnect does."""

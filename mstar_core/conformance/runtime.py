@@ -162,6 +162,11 @@ class LocalRuntime:
         """Start a request. Raises RequestError if it is refused."""
         return self.api.send(ask)
 
+    def grow(self, call: SentRequest, name: str, values: Sequence[int], *, is_over: bool = False) -> None:
+        """Add values to a growing input of a request, once all work that was possible without them is done."""
+        self._turn_until_idle()
+        self.api.grow(call, name, values, is_over=is_over)
+
     def cancel(self, call: SentRequest) -> None:
         """Disconnect the client of a request."""
         self.api.cancel(call)

@@ -64,6 +64,13 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     saved: dict[str, SavedLoop] = {}
 
 
+class GrowingInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Input to which the client adds while the request runs. values: all so far. is_over: no more follow."""
+
+    values: list[int | float] = []
+    is_over: bool = False
+
+
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):
     """Api to conductor: an admitted request. handle: unique for the api's incarnation and never reused.
 
@@ -73,7 +80,8 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one. session: name of its session, empty without
     one. Requests of a session go to the ranks that served it. These keep the cached prefix of the last request for
     `lease_s` seconds after its end. reads_only: the request reads its prompt into the caches and ends; it draws nothing
-    and has no output. facts: what the processor tells the programs.
+    and has no output. facts: what the processor tells the programs. growing: inputs that grow by `MoreInput`, with what
+    is known of them.
     """
 
     handle: int
@@ -93,6 +101,16 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     lease_s: float = 0.0
     reads_only: bool = False
     facts: dict[str, Any] = {}
+    growing: dict[str, GrowingInput] = {}
+
+
+class MoreInput(msgspec.Struct, frozen=True, kw_only=True, tag="more_input", omit_defaults=True):
+    """Api to conductor: more values of an input that grows, behind those before. is_over: no more follow."""
+
+    handle: int
+    name: str
+    values: list[int | float] = []
+    is_over: bool = False
 
 
 class EndSession(msgspec.Struct, frozen=True, kw_only=True, tag="end_session"):
@@ -146,4 +164,4 @@ class Reconcile(msgspec.Struct, frozen=True, kw_only=True, tag="reconcile"):
     newest: int
 
 
-RequestMessage = NewRequest | EndSession | CancelRequest | RequestFinished | RequestFailed | Reconcile
+RequestMessage = NewRequest | MoreInput | EndSession | CancelRequest | RequestFinished | RequestFailed | Reconcile

@@ -7,7 +7,7 @@ from mstar_core.plugin.hookspecs import hookimpl, hookspec
 from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, plugin_entries
 from mstar_core.plugin.offers import Check, PlanRequest, SampleInputs, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params, sampling_param
-from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Reset, Run, Segment, Signal, WalkResult
+from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Receive, Reset, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, Unresumable, WeightRef
 from mstar_core.plugin.surface import (
     PARTIAL_IMAGE,
@@ -45,6 +45,7 @@ __all__ = [
     "PluginEntry",
     "Problem",
     "ProgramRequest",
+    "Receive",
     "Reset",
     "Run",
     "Sample",

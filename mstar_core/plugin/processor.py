@@ -43,6 +43,7 @@ class PromptRequest:
     is_raw: the text is the whole prompt and is tokenized as it is, without a template (completions, embeddings).
     Control tokens that it spells out are control tokens, because its client writes the template.
     ids: a raw prompt as token ids, in place of its text; they may be any numbers. Errors name the field `ids`.
+    is_open: more text comes while the request runs (`TextStreamProcessor`); `ids` are those of the text so far.
     observation: the raw message of the robot policy socket, in place of text and media; decode it with `unpacked` of
     `mstar_core.plugin.observation`. None on all other routes.
     seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
@@ -57,6 +58,7 @@ class PromptRequest:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template: Mapping[str, Any] = field(default_factory=dict)
     is_raw: bool = False
+    is_open: bool = False
     ids: Sequence[int] = ()
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
@@ -227,6 +229,28 @@ class ParallelDecodeProcessor(InlineProcessor, Protocol):
 
         Raises whatever `process_prompt` raises for that file.
         """
+
+
+class TextReader(Protocol):
+    """Tokenizer of one text that arrives in pieces. All ids together are those of the whole text."""
+
+    def push(self, text: str) -> Sequence[int]:
+        """Return the ids that no later text can change."""
+
+    def end(self) -> Sequence[int]:
+        """Return the remaining ids, and at last what tells the model that the text has ended. A new text may follow."""
+
+
+@runtime_checkable
+class TextStreamProcessor(InlineProcessor, Protocol):
+    """An inline processor of a model that reads a text while it still arrives, see `Text.grows`.
+
+    Optional. Such a request begins with the first ids: `PromptRequest.is_open`, and `ids` in place of the text. The
+    others follow as values of the growing input.
+    """
+
+    def text_reader(self) -> TextReader:
+        """Return a reader for one text. It runs on the api's event loop."""
 
 
 @runtime_checkable

@@ -38,13 +38,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """The request as programs see it. params: the model's own parameter dataclass. facts: see `Inputs.facts`."""
+    """The request as programs see it. params: the model's own parameter dataclass. facts: see `Inputs.facts`.
+
+    growing: names of inputs to which the client adds while the request runs, see `Receive`.
+    """
 
     params: Any
     inputs: Mapping[str, InputFact] = field(default_factory=dict)
     segments: Sequence[Segment] = ()
     outputs: frozenset[str] = frozenset()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    growing: frozenset[str] = frozenset()
 
     @property
     def generates_image(self) -> bool:
@@ -169,7 +173,19 @@ class Reset(Fork):
         object.__setattr__(self, "into", branch)
 
 
-Wish = Run | Fork | list[Run]
-Answer = WalkResult | list[WalkResult] | None
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for more of an input that grows, one of `ProgramRequest.growing`.
+
+    The answer is `Numbers` that a Run takes as an input: all that has arrived since the last answer, at least one. None
+    follows once the client has ended the input. An attempt after the death of a process gets the same numbers, divided
+    into other pieces, so results must not depend on the division.
+    """
+
+    name: str
+
+
+Wish = Run | Fork | list[Run] | Receive
+Answer = WalkResult | list[WalkResult] | Numbers | None
 ProgramGenerator = Generator[Wish, Any, None]
 Program = Callable[[ProgramRequest], ProgramGenerator]

@@ -17,7 +17,13 @@ class Modality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Modality):
+    """grows: of an input, the growing input (`Receive`) that gets the ids of a text which arrives while it is read.
+
+    The processor is then a `TextStreamProcessor`. Empty: a text is whole before its request begins.
+    """
+
     kind: ClassVar[str] = "text"
+    grows: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

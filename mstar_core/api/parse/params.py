@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -58,6 +58,14 @@ class ControlLoop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveText:
+    """A text that arrives while it is read, as ids. first: those that are known; more: the next ones, to its end."""
+
+    first: Sequence[int]
+    more: AsyncIterator[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
     """A validated request. params: the model's dataclass. order: segments as (modality, index).
 
@@ -65,7 +73,7 @@ class ParsedRequest:
     in place of text and media. stops: stop strings. group: the client's id if this is one item of several. loop: the
     client's control loop, None if it names none. session: the client's id of its session, empty without one.
     reads_only: the request has no output; it reads its prompt into the caches, under the lease of its session.
-    reads_windows: see `PromptRequest`.
+    reads_windows: see `PromptRequest`. live: its text, in place of `text`, for a model whose text input grows.
     """
 
     request_id: str
@@ -88,6 +96,7 @@ class ParsedRequest:
     session: str = ""
     reads_only: bool = False
     reads_windows: bool = False
+    live: LiveText | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -21,9 +21,17 @@ import numpy as np
 
 from mstar_core.api.preprocess.child import Answer, JobCall, answer, load_processor
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
-from mstar_core.errors import Unavailable
+from mstar_core.errors import PluginError, Unavailable
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
-from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, ParallelDecodeProcessor, PromptRequest
+from mstar_core.plugin.processor import (
+    InlineProcessor,
+    Inputs,
+    MediaPart,
+    ParallelDecodeProcessor,
+    PromptRequest,
+    TextReader,
+    TextStreamProcessor,
+)
 
 JOBS_PER_PROCESS: Final = 500
 """A process is replaced after this many jobs, because decoders leak memory. It works until its successor is ready."""
@@ -144,6 +152,10 @@ class Pool:
     def run_inline(self, request: PromptRequest) -> Inputs | None:
         """Run `process_prompt` in this process if it is cheap, otherwise return None. Raises its error."""
         return self._inline.prompt(request) if self._inline is not None and self._inline.takes(request) else None
+
+    def text_reader(self) -> TextReader | None:
+        """Return a reader of a text that arrives, None if the api could not load the processor. Raises PluginError."""
+        return None if self._inline is None else self._inline.text_reader()
 
     async def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt`. Raises its error, or BadMedia if the process crashed."""
@@ -480,6 +492,14 @@ class InlineProcessing:
                 "the processor failed to select files for parallel decoding: one pool process decodes them all"
             )
             return ()
+
+    def text_reader(self) -> TextReader:
+        """Return a reader of a text that arrives. Raises PluginError."""
+        if not isinstance(self._processor, TextStreamProcessor):
+            name = type(self._processor).__name__
+            hint = "implement TextStreamProcessor, or clear Text.grows"
+            raise PluginError(f"{name} reads no text in pieces", hint=hint)
+        return self._processor.text_reader()
 
     def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt` as a pool process does. Raises the same errors."""

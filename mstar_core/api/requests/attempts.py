@@ -24,7 +24,7 @@ from mstar_core.api.requests.registry import LiveRequest, Registry
 from mstar_core.errors import ArenaFull, MstarError, WorkerLost
 from mstar_core.messages.flow import Drawn, Saved
 from mstar_core.messages.life import PeerDown
-from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
+from mstar_core.messages.requests import MoreInput, NewRequest, Resume, SavedLoop
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.tensors import inline_array
@@ -42,7 +42,8 @@ log = logging.getLogger("mstar.api.attempts")
 class Attempts:
     """Sends each request, first and again. submit, put, release: those of `Link`.
 
-    on_resumed: called with a request, and the start and end of its pause.
+    send: sends more of its input; a failure is followed by the news that the conductor is gone. on_resumed: called with
+    a request, and the start and end of its pause.
     """
 
     registry: Registry
@@ -51,6 +52,7 @@ class Attempts:
     submit: Callable[[NewRequest], None]
     put: Callable[[Array, str], TensorRef]
     release: Callable[[Sequence[TensorRef]], None]
+    send: Callable[[MoreInput], None]
     clock: Callable[[], float] = time.monotonic
     on_resumed: Callable[[LiveRequest, float, float], None] = lambda live, start, end: None
     _events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -78,6 +80,16 @@ class Attempts:
             self._park(live, record)
             return
         self._sent(live, record)
+
+    def grow(self, live: LiveRequest, name: str, values: Sequence[int], *, is_over: bool = False) -> None:
+        """Add values to a growing input of a request that has begun. Later attempts get all of them at once."""
+        record = live.record
+        if record is None or live.error is not None:
+            return
+        more = MoreInput(handle=live.handle, name=name, values=list(values), is_over=is_over)
+        record.grow(more)
+        if live.is_sent and not live.is_over and not live.is_parked:
+            self.send(more)
 
     def drawn(self, message: Drawn) -> None:
         """Add ids to the journal of their request. Those of earlier attempts are dropped."""

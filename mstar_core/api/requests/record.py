@@ -12,7 +12,7 @@ import msgspec
 
 from mstar_core.api.output.units import Delivered
 from mstar_core.messages.flow import Drawn
-from mstar_core.messages.requests import NewRequest, Resume, SavedLoop
+from mstar_core.messages.requests import MoreInput, NewRequest, Resume, SavedLoop
 from mstar_core.messages.tensors import InlineTensor
 
 JOURNAL_BYTES: Final = 1 << 20
@@ -119,6 +119,14 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     def lost(self) -> list[Attempt]:
         """Attempts that a death has ended."""
         return [attempt for attempt in self.attempts if attempt.lost]
+
+    def grow(self, more: MoreInput) -> None:
+        """Add values to a growing input, for later attempts."""
+        known = self.request.growing[more.name]
+        known.values.extend(more.values)  # in place: a text of n pieces is not copied n times
+        if more.is_over:
+            ended = msgspec.structs.replace(known, is_over=True)
+            self.request = msgspec.structs.replace(self.request, growing={**self.request.growing, more.name: ended})
 
     def message(self, handle: int, now: float) -> NewRequest:
         """Return the message of the next attempt."""

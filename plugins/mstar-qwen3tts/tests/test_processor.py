@@ -100,6 +100,21 @@ def test_codes_that_are_not_drawn_are_the_most_likely(folder: Path) -> None:
     assert (found.params.temperature, found.params.subtalker_temperature) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("text", ["  Hello there, it's 7 o'clock.\nWell - yes! ", "今天天气很好。明天呢？", "one"])
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_text_in_pieces_has_the_ids_of_the_whole(folder: Path, text: str, size: int) -> None:
+    made = processor(folder)
+    reader, ids = made.text_reader(), list[int]()
+    for start in range(0, len(text), size):
+        ids += reader.push(text[start : start + size])
+    assert ids + reader.end() == [*made._tokenizer.encode(text.strip()), made._config.ids.tts_eos]
+
+
+def test_words_are_certain_before_the_end(folder: Path) -> None:
+    reader = processor(folder).text_reader()
+    assert reader.push("Hello the") and not reader.push("re") and reader.push(" you")
+
+
 def test_another_tokenizer_of_codes_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / CODEC_FOLDER).mkdir()
     config = json.loads((folder / "config.json").read_text())

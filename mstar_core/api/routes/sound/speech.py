@@ -15,12 +15,12 @@ from mstar_core.api.output.audio import audio_format, content_type
 from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.parse.capabilities import check_capability
 from mstar_core.api.parse.constraint import TextForm
-from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_order, mapped_fields
+from mstar_core.api.parse.params import LiveText, ParsedRequest, RequestParams, check_order, mapped_fields
 from mstar_core.api.parse.tools import ChatOptions
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.routes.sound.sound_stream import Ending, SoundSource, send_sound, send_sound_events
-from mstar_core.api.routes.sound.speech_lines import ending_body, read_lines, spoken_sentences
+from mstar_core.api.routes.sound.speech_lines import ending_body, read_lines, spoken_lines
 from mstar_core.api.routes.sound.voices import recording_of
 from mstar_core.api.schema import ChatMessage, SpeechRequest
 from mstar_core.api.service import Session
@@ -75,7 +75,7 @@ async def _speech_of_lines(exchange: Exchange) -> None:
     form, audio = audio_format(body.response_format), _begin(exchange, body, reads=True)
     send = send_sound_events if body.stream_format == "sse" else send_sound
     calls = await _calls(exchange, body, rest, reads=True)
-    async with ending_body(exchange), spoken_sentences(exchange, texts, calls) as source:
+    async with ending_body(exchange), spoken_lines(exchange, texts, calls) as source:
         await send(exchange, source, form, audio)
 
 
@@ -101,8 +101,11 @@ def _begin(exchange: Exchange, body: SpeechRequest, *, reads: bool) -> Audio:
 
 async def _calls(
     exchange: Exchange, body: SpeechRequest, rest: dict[str, Any], *, reads: bool
-) -> Callable[[str], Awaitable[ParsedRequest]]:
-    """Return a function that makes the request of a text. Raises RequestError, NotFound, UnsupportedType, BadMedia."""
+) -> Callable[[str | LiveText], Awaitable[ParsedRequest]]:
+    """Return a function that makes the request of a text, whole or arriving.
+
+    Raises RequestError, NotFound, UnsupportedType, BadMedia.
+    """
     spec = exchange.service.model
     check_name(exchange, body.model)
     cloned = await recording_of(exchange, body)
@@ -112,7 +115,9 @@ async def _calls(
     if body.instructions and "instructions" not in mapped_fields(spec, exchange.route):
         params = replace(params, warnings=(*params.warnings, "instructions has no effect on this model"))
 
-    async def call(text: str) -> ParsedRequest:
+    async def call(text: str | LiveText) -> ParsedRequest:
+        if isinstance(text, LiveText):
+            return live_call(exchange, text, params, cloned.media)
         if reads and speech_kind(spec) == "answer":
             return await held_call(exchange, text, params)
         return spoken_call(exchange, text, params, cloned.media)
@@ -149,6 +154,16 @@ def spoken_call(
         order=check_order(service.model, None, text, recording) if recording else [("text", 0)],
         outputs=speech_outputs(service.model),
     )
+
+
+def live_call(
+    exchange: Exchange, text: LiveText, params: RequestParams, recording: Sequence[MediaPart] = ()
+) -> ParsedRequest:
+    """Return the request that speaks a text while it arrives. recording: of a cloned voice."""
+    outputs = speech_outputs(exchange.service.model)
+    order = [*(("audio", number) for number, _ in enumerate(recording)), ("text", 0)]
+    call = params.request(exchange.request_id, exchange.route, text="", media=recording, order=order, outputs=outputs)
+    return replace(call, live=text)
 
 
 def speech_outputs(spec: ModelSpec) -> tuple[str, ...]:

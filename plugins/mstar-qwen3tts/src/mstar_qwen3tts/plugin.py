@@ -20,7 +20,7 @@ from mstar_core.plugin import (
 from mstar_qwen3tts.checkpoint.config import BASE, SpeakerSizes, TTSConfig, read_config
 from mstar_qwen3tts.graph import build
 from mstar_qwen3tts.params import Params, bound_params
-from mstar_qwen3tts.program import TIMBRE, VOICE, codec, talker, text
+from mstar_qwen3tts.program import LIVE, TIMBRE, VOICE, codec, talker, text
 
 PLUGIN_API = 1
 CUSTOM_NAME, BASE_NAME = "qwen3_tts", "qwen3_tts_base"
@@ -66,7 +66,7 @@ def spec(config: TTSConfig) -> ModelSpec:
         name=BASE_NAME if clones else CUSTOM_NAME,
         title=f"Qwen3-TTS 12 Hz: text to streamed speech in {kind}",
         plugin="qwen3_tts",
-        inputs=(Text(), Audio(rate=24000, channels=1)) if clones else (Text(),),
+        inputs=(Text(grows=LIVE), *([Audio(rate=24000, channels=1)] if clones else ())),
         outputs=(Audio(rate=config.codec.sample_rate, channels=1, token_loop="talker_loop"),),
         params=Params,
         routes=frozenset({"speech"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -52,22 +53,25 @@ class Processor:
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return the rows of the prompt, the text that follows, and the recording. Raises RequestError, BadMedia."""
         params, warnings = request.params, list[str]()
-        text = self._tokenizer.encode((request.text or "").strip())
+        text = list(request.ids) if request.is_open else self._tokenizer.encode((request.text or "").strip())
         if not text:
             raise RequestError("the text is empty", hint="send a text", field="text", code="missing_field")
         segment, speech = self._voice(request, warnings)
         whole = params.non_streaming_mode
+        if whole and request.is_open:
+            warnings.append("non_streaming_mode has no effect on a text that arrives while it is spoken")
         speech = dataclasses.replace(
             speech,
             header=self._header,
             text=text,
             instruction=self._instruction(params, warnings),
             language=self._language(params.language),
-            is_whole=self._config.kind != BASE if whole is None else whole,
+            is_whole=not request.is_open and (self._config.kind != BASE if whole is None else whole),
+            is_open=request.is_open,
         )
         rows, trailing = layout(speech, self._config)
         limit = min(request.max_seq_len or self._config.max_positions, self._config.max_positions)
-        params = self._limited(params, limit, len(rows), len(text), warnings)
+        params = self._limited(params, limit, len(rows), None if request.is_open else len(text), warnings)
         arrays = {"prompt": rows, "fresh": np.zeros(1, np.int64)}
         if trailing:
             arrays["trailing"] = np.asarray(trailing, np.int64)
@@ -92,6 +96,10 @@ class Processor:
     def is_inline(self, request: PromptRequest) -> bool:
         """Whether the request is a short text without a recording."""
         return not request.media and request.size_bytes <= INLINE_CHARS
+
+    def text_reader(self) -> TextReader:
+        """Return a tokenizer of text that arrives in pieces."""
+        return TextReader(self._tokenizer, self._config.ids.tts_eos)
 
     # -- parts of a request ------------------------------------------------------------------------------------------
 
@@ -137,6 +145,9 @@ class Processor:
             warnings.append("the recording is shorter than 0.5 s; 3 to 15 s give a better voice")
         reference = self._tokenizer.encode(params.ref_text.strip())
         has_text = bool(reference) and not params.x_vector_only_mode
+        if has_text and request.is_open:
+            warnings.append("ref_text has no effect on a text that arrives while it is spoken")
+            has_text = False
         segment = SegmentInputs(
             kind=VOICE if has_text else TIMBRE,
             arrays={"audio": samples.astype(np.float32)[None]},
@@ -166,7 +177,7 @@ class Processor:
             raise _unknown("language", name, list(known))
         return lower
 
-    def _limited(self, params: Params, limit: int, rows: int, text: int, warnings: list[str]) -> Params:
+    def _limited(self, params: Params, limit: int, rows: int, text: int | None, warnings: list[str]) -> Params:
         """Return the parameters with the limit of frames, and with temperatures of 0 for codes that are not drawn."""
         room = limit - rows - 1
         if room < 1:
@@ -177,7 +188,7 @@ class Processor:
                 code="context_length_exceeded",
             )
         if params.max_output_tokens is None:
-            most = min(MOST_FRAMES, LEAST_FRAMES + FRAMES_PER_TOKEN * text)
+            most = MOST_FRAMES if text is None else min(MOST_FRAMES, LEAST_FRAMES + FRAMES_PER_TOKEN * text)
             params = dataclasses.replace(params, max_output_tokens=min(most, room))
         elif params.max_output_tokens > room:
             warnings += lowered_warnings(params, "max_output_tokens", room)
@@ -187,6 +198,35 @@ class Processor:
             temperature=params.temperature if params.do_sample else 0.0,
             subtalker_temperature=params.subtalker_temperature if params.subtalker_dosample else 0.0,
         )
+
+
+class TextReader:
+    """Tokenizer of a text that arrives in pieces: the same ids as of the whole, each as early as it is certain."""
+
+    def __init__(self, tokenizer: TextTokenizer, end: int) -> None:
+        """end: id of the end of text."""
+        self._tokenizer, self._end, self._rest, self._has_begun = tokenizer, end, "", False
+
+    def push(self, text: str) -> list[int]:
+        """Return the ids that no later text can change. They end before a space or a mark behind a letter."""
+        self._rest += text
+        if not self._has_begun:
+            self._rest = self._rest.lstrip()
+        places = (at for at in range(len(self._rest) - 1, 0, -1) if _parts(self._rest[at - 1], self._rest[at]))
+        cut = next(places, 0)
+        certain, self._rest = self._rest[:cut], self._rest[cut:]
+        self._has_begun |= bool(certain)
+        return self._tokenizer.encode(certain) if certain else []
+
+    def end(self) -> list[int]:
+        """Return the last ids, with that of the end of text."""
+        rest, self._rest, self._has_begun = self._rest.rstrip(), "", False
+        return [*(self._tokenizer.encode(rest) if rest else []), self._end]
+
+
+def _parts(before: str, after: str) -> bool:
+    """Whether the tokenizer's pattern always splits between two characters."""
+    return before.isalpha() and after != "'" and unicodedata.category(after)[0] in "PZS"
 
 
 def _unknown(field: str, value: str, known: list[str]) -> RequestError:

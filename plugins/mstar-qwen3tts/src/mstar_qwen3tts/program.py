@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from mstar_core.plugin import ProgramRequest, Run
+from mstar_core.plugin import ProgramRequest, Receive, Run
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_qwen3tts.params import MOST_FRAMES
 
 VOICE: Final = "voice"
 """Kind of the segment with the recording of a cloned voice whose text is known."""
+
+LIVE: Final = "live_text"
+"""Input that grows with the ids of a text which arrives while it is spoken."""
 
 TIMBRE: Final = "timbre"
 """The same, if the speaker's vector alone is used."""
@@ -19,6 +22,8 @@ def text(request: ProgramRequest) -> ProgramGenerator:
     """Give the talker the text that its prompt does not hold. The end of this program is the end of the text."""
     if "trailing" in request.inputs:
         yield Run("text", ids=request.inputs["trailing"])
+    while LIVE in request.growing and (more := (yield Receive(LIVE))):
+        yield Run("text", ids=more)
 
 
 def talker(request: ProgramRequest) -> ProgramGenerator:

@@ -31,7 +31,8 @@ class Speech:
     """A speech and its manner. text, instruction, reference: ids; header: those of the three first positions.
 
     voice: a preset voice or empty. is_cloned: a speaker vector takes its place. frames: of the recording if its text is
-    known, else 0. is_whole: the whole text stands in the prompt, in place of being read along with the speech.
+    known, else 0. is_whole: the whole text stands in the prompt, in place of being read along with the speech. is_open:
+    more text follows, so that it is read along.
     """
 
     header: Sequence[int]
@@ -43,6 +44,7 @@ class Speech:
     reference: Sequence[int] = ()
     frames: int = 0
     is_whole: bool = True
+    is_open: bool = False
 
 
 def layout(speech: Speech, config: TTSConfig) -> tuple[Rows, list[int]]:
@@ -55,7 +57,7 @@ def layout(speech: Speech, config: TTSConfig) -> tuple[Rows, list[int]]:
     rows = [(token, NONE) for token in (*speech.instruction, *speech.header)]
     rows += [(ids.tts_pad, code) for code in prefix[:-1]] + [(ids.tts_bos, prefix[-1])]
     said = [*speech.reference, *speech.text] if speech.frames else list(speech.text)
-    ending = [*said, ids.tts_eos]
+    ending = said if speech.is_open else [*said, ids.tts_eos]
     spoken = [codes.bos, *(FRAME - index for index in range(speech.frames))]
     if speech.is_whole:
         rows += [(token, codes.pad) for token in ending] + [(ids.tts_pad, code) for code in spoken]
