@@ -108,6 +108,10 @@ class FakeHost:
     launches: dict[str, FakeLaunch] = field(default_factory=dict)
     cannot_sleep: set[str] = field(default_factory=set)
     is_shared: bool = True
+    free_memory: int = 1000
+
+    def host_memory(self) -> int:
+        return self.free_memory
 
     async def survey(self, entry: ModelEntry) -> Need:
         claims = {
@@ -167,7 +171,7 @@ class FakeHost:
             raise StateConflict(f"{name} has running requests")
         if name in self.cannot_sleep:
             raise MstarError(f"{name} cannot sleep")
-        self.log.append(f"sleep {name}")
+        self.log.append(f"sleep {name}" if level == 1 else f"sleep {name} at level {level}")
         deployment.state = "sleeping"
         deployment.held = dict.fromkeys(deployment.held, RESIDUE)
 

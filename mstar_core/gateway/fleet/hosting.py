@@ -69,6 +69,10 @@ class DeploymentHost(Protocol):
         """Return when the deployment has ended; requests in flight finish first."""
         ...
 
+    def host_memory(self) -> int:
+        """Return the free memory of the host in bytes."""
+        ...
+
     def holders(self, key: str) -> Sequence[Holder]:
         """Return the holders of a device in the ledger."""
         ...

@@ -22,6 +22,7 @@ from mstar_core.gateway.fleet.running import Found, read_running
 from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder, MemoryClaim, gpu_holders
+from mstar_core.host.hardware.memory import memory_facts
 from mstar_core.host.network import LOOPBACK
 from mstar_core.host.run_dir import RunDirectory
 
@@ -99,6 +100,7 @@ class LocalHost:
         """Start a deployment on a free port of the loopback address, detached from the gateway."""
         words = ["up", *start_words(entry), "-d"]
         words += ["--memory", need.budget] if need.budget else []
+        words += [word for alias in (entry.name, *entry.aliases) for word in ("--alias", alias)]
         words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_port())]
         old = RunDirectory.of(name).holder() if is_replacement else None
         return CommandStart(name, await _mstarctl(words, stdout=asyncio.subprocess.DEVNULL), old)
@@ -131,6 +133,10 @@ class LocalHost:
         with suppress(MstarError):  # it ends by itself
             await call(run.admin_socket, "POST", "/v1/deployment/stop")
         await asyncio.to_thread(_wait_end, run, pid)
+
+    def host_memory(self) -> int:
+        """Return the memory that the kernel counts as available."""
+        return memory_facts().get("MemAvailable", 0)
 
     def holders(self, key: str) -> Sequence[Holder]:
         """Return the holders of a device in the ledger."""

@@ -13,7 +13,7 @@ from mstar_core.gateway.fleet.clock import Clock
 from mstar_core.gateway.fleet.hosting import DeploymentHost, Need
 from mstar_core.gateway.fleet.managed_model import Failure, ManagedModel, Member
 from mstar_core.gateway.fleet.owned import OwnedNames
-from mstar_core.gateway.fleet.room import Victim, choose_victim, could_yield, held_by_device, refusal, shortages
+from mstar_core.gateway.fleet.room import Limit, Victim, choose_victim, could_yield, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
@@ -438,7 +438,9 @@ class ManagedFleet:
     async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> None:
         """Let other models sleep until the memory is free. Raises Unavailable that names the holders."""
         began = self._clock.now()
-        while short := shortages(need, self._host.holders, name):
+        most = self._serve.memory.gpu_bytes
+        limit = None if most is None else Limit(most_bytes=most, names=frozenset(self._members))
+        while short := shortages(need, self._host.holders, name, limit):
             now = self._clock.now()
             models = list(self._models.values())
             is_late = patience_s > 0 and now - began >= TURN_S
@@ -479,8 +481,9 @@ class ManagedFleet:
                 await self._end(member)
                 return
             try:
-                await self._host.sleep(member.name, 1)
-                member.state = ModelState.SLEEPING
+                level = self._level(victim.model)
+                await self._host.sleep(member.name, level)
+                member.state, member.level = ModelState.SLEEPING, level
             except StateConflict:
                 member.reported, member.last_used = max(1, member.reported), self._clock.now()
             except MstarError as error:
@@ -494,6 +497,19 @@ class ManagedFleet:
         finally:
             member.is_moving = False
             self._notify()
+
+    def _level(self, model: ManagedModel) -> int:
+        """Return 1 if the weights fit the host memory for sleeping models, 2 otherwise: they are read again then."""
+        sizes = [
+            sum(claim.need_bytes for claim in each.need.claims.values())
+            for each in self._models.values()
+            for member in each.members
+            if each.need is not None and member.state is ModelState.SLEEPING and member.level == 1
+        ]
+        own = 0 if model.need is None else sum(claim.need_bytes for claim in model.need.claims.values())
+        most = self._serve.memory.host_bytes
+        room = self._host.host_memory() // 2 if most is None else most - sum(sizes)
+        return 1 if own <= room else 2
 
     async def _end(self, member: Member) -> None:
         await self._host.end(member.name)

@@ -23,7 +23,7 @@ WEIGHT: Final = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One deployment of a model. running: requests of this gateway; reported: of all clients, as of the last head.
+    """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of all clients, as of the last head.
 
     last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to a request
     that has not begun yet, or has just become able to serve those that wait.
@@ -34,6 +34,7 @@ class Member:
     replica: Replica | None = None
     head: DeploymentHead | None = None
     state: ModelState = ModelState.ABSENT
+    level: int = 0
     running: int = 0
     reported: int = 0
     last_used: float = 0.0

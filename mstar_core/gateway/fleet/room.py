@@ -26,13 +26,23 @@ class Shortage:
     holders: tuple[Holder, ...]
 
 
-def shortages(need: Need, holders: Holders, name: str) -> list[Shortage]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Most bytes of each device that deployments of this gateway hold together. names: those deployments."""
+
+    most_bytes: int
+    names: frozenset[str]
+
+
+def shortages(need: Need, holders: Holders, name: str, limit: Limit | None = None) -> list[Shortage]:
     """Return the devices that lack memory for a deployment called `name`, which may hold a share already."""
     found = []
     for key, claim in sorted(need.claims.items()):
         others = tuple(each for each in holders(key) if each.name != name)
-        held = sum(claim.total_bytes if each.held_bytes is None else each.held_bytes for each in others)
-        short = held + claim.need_bytes - claim.total_bytes
+        short = _held_bytes(others, claim.total_bytes) + claim.need_bytes - claim.total_bytes
+        if limit is not None:
+            ours = [each for each in others if each.name in limit.names]
+            short = max(short, _held_bytes(ours, claim.total_bytes) + claim.need_bytes - limit.most_bytes)
         if not need.is_shared and others:
             short = max(short, 1)
         if short > 0:
@@ -124,6 +134,10 @@ def held_by_device(needs: Mapping[str, str], holders: Holders, names: Sequence[s
         if mine:
             held[device] = sum(each.held_bytes or 0 for each in mine)
     return held
+
+
+def _held_bytes(holders: Iterable[Holder], total_bytes: int) -> int:
+    return sum(total_bytes if each.held_bytes is None else each.held_bytes for each in holders)
 
 
 def _held(holder: Holder) -> str:

@@ -15,7 +15,7 @@ from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import LoadProgress, ModelState, ModelStatus
-from mstar_core.gateway.serve_file import ModelEntry, ServeFile
+from mstar_core.gateway.serve_file import MemorySpec, ModelEntry, ServeFile
 from tests.fakes.fleet import TOTAL, FakeHost, MovedClock, settle
 
 Needs = Mapping[str, Mapping[str, int]]
@@ -223,6 +223,31 @@ def test_a_model_that_can_never_fit_is_refused_before_anything_starts(tmp_path: 
         assert stage.host.log == []
 
     played(play, tmp_path, {"huge": {"0": TOTAL + 1}})
+
+
+def test_weights_that_the_host_cannot_keep_are_dropped_by_the_sleep(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        stage.host.free_memory = 100
+        await stage.later(4)
+        waiting = asyncio.create_task(stage.ready("c"))
+        await stage.later(2)
+        assert await waiting == ["c"] and stage.host.log == ["start a", "sleep a at level 2", "start c"]
+
+    played(play, tmp_path, THREE)
+
+
+def test_models_of_the_gateway_stay_below_its_own_limit(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        serve = ServeFile(models=stage.serve.models, discover=False, memory=MemorySpec(gpu_text="80"))
+        await stage.fleet.apply(serve)
+        await stage.request("a")
+        await stage.later(4)
+        waiting = asyncio.create_task(stage.ready("b"))
+        await stage.later(2)
+        assert await waiting == ["b"] and stage.host.log == ["start a", "sleep a", "start b"]
+
+    played(play, tmp_path, THREE)
 
 
 def test_a_model_that_cannot_sleep_ends(tmp_path: Path) -> None:
