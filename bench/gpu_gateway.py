@@ -1,7 +1,7 @@
 """Four models behind one gateway on one GPU that does not hold them together: wakes and first bytes under a mixed load.
 
 Run from the repository root on a machine with one GPU: `python bench/gpu_gateway.py --minutes 10 --out FILE`.
-Qwen3-Omni, BAGEL, Orpheus and Pi0.5 in official shapes with random weights share the GPU by budgets (`--memory`). Clients choose a
+Qwen3-Omni, BAGEL, Orpheus and Pi0.5 in official shapes with random weights share the GPU by budgets. Clients choose a
 model at random and stay with it for a few requests. The report has wakes per minute, the wait of requests that met a
 sleeping or absent model, first bytes of the others, and the time that the gateway adds to a first byte: each pair asks
 an awake deployment directly and through the gateway, in turn. `--tiny --device cpu` tests the benchmark itself, with

@@ -23,7 +23,8 @@ WEIGHT: Final = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of all clients, as of the last head.
+    """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of all
+    clients, as of the last head.
 
     last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to a request
     that has not begun yet, or has just become able to serve those that wait.
