@@ -167,12 +167,9 @@ class Load:
 
 
 def deployment_url(options: argparse.Namespace, name: str) -> str:
-    """Return the address of a deployment's own api."""
-    done = subprocess.run(
-        [*MSTARCTL, "ps", name, "-o", "json"], capture_output=True, text=True, check=True, env=options.environment
-    )
-    item = json.loads(done.stdout)["items"][0]
-    return f"http://127.0.0.1:{item['port']}"
+    """Return the address of a deployment's own api, from its record."""
+    record = Path(options.environment["MSTAR_RUNTIME_DIR"]) / name / "spec.json"
+    return f"http://127.0.0.1:{json.loads(record.read_bytes())['api']['port']}"
 
 
 MSTARCTL: Final = (sys.executable, "-m", "mstarctl")
