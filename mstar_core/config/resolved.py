@@ -412,7 +412,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         str,
         ConfigKey(
-            "Number format of the weights of nodes with a cache. fp8 halves them; it needs half precision on cuda.",
+            "Number format of the weights of nodes with a cache, and of layers that a plugin names, such as Wan's. fp8"
+            " halves them; it needs half precision on cuda.",
             choices=("none", "fp8"),
         ),
     ] = "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mstar_core.layers.code_predictor import CodePredictor, CodePredictorSpec
+from mstar_core.layers.linear import QuantizableLayer
 from mstar_core.layers.moe import MoESpec, SparseMoE
 from mstar_core.layers.rotary import Llama3Scaling, Rotary, RotarySpec, frequencies, rotate
 from mstar_core.layers.transformer import (
@@ -28,6 +29,7 @@ __all__ = [
     "Llama3Scaling",
     "MoESpec",
     "NameMap",
+    "QuantizableLayer",
     "RMSNorm",
     "Rotary",
     "RotarySpec",

@@ -189,6 +189,13 @@ class PreparedLayer(nn.Module):
         """Launch its kernels for every range of tokens, where they are compiled instead of run."""
 
 
+class QuantizableLayer(nn.Module):
+    """A layer of a plugin whose linear layers `quantize` converts, those of its children included.
+
+    They are called as modules; nothing reads their weights. `Attention` and `GatedMLP` need no such base.
+    """
+
+
 def fuse_projections(module: nn.Module) -> int:
     """Call `fuse_projections` of every layer on CUDA in half precision. Return how many fused.
 

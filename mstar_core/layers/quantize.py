@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mstar_core.errors import StartError, did_you_mean
-from mstar_core.layers.linear import LinearWeight, QuantizedLinear
+from mstar_core.layers.linear import LinearWeight, QuantizableLayer, QuantizedLinear
 from mstar_core.layers.transformer import Attention, GatedMLP
 
 if TYPE_CHECKING:
@@ -68,27 +68,30 @@ class _LayerReport:
     after_bytes: int
 
 
-def quantize(module: nn.Module, method: str) -> QuantizationReport:
-    """Quantize the projections of every Attention and GatedMLP, layer by layer, and free the old weights.
+def quantize(
+    module: nn.Module, method: str, kinds: tuple[type[nn.Module], ...] = (Attention, GatedMLP, QuantizableLayer)
+) -> QuantizationReport:
+    """Quantize the projections of every layer of these kinds, layer by layer, and free the old weights.
 
     Raises StartError (phase `weights`) for an unsupported method, dtype or device, before anything changes.
     """
     dtype = _dtype_of(method)
-    owners = [layer for layer in module.modules() if isinstance(layer, Attention | GatedMLP)]
+    owners = [layer for layer in module.modules() if isinstance(layer, kinds)]
     for owner in owners:
         for name, layer in _projections(owner):
             _check(f"{type(owner).__name__}.{name}", layer.weight)
     reports: dict[str, list[_LayerReport]] = {}
     with torch.no_grad():
         for owner in owners:
-            was_fused = owner.unfuse()
+            was_fused = isinstance(owner, Attention | GatedMLP) and owner.unfuse()
             for name, layer in _projections(owner):
                 quantized, figures = _quantized(layer.weight.detach(), dtype)
                 bias = None if layer.bias is None else layer.bias.detach()
                 assert quantized.scale is not None
-                setattr(owner, name, QuantizedLinear(quantized.values, quantized.scale, bias))
+                parent, _, own = name.rpartition(".")
+                setattr(owner.get_submodule(parent), own, QuantizedLinear(quantized.values, quantized.scale, bias))
                 reports.setdefault(name, []).append(figures)
-            if was_fused:
+            if was_fused and isinstance(owner, Attention | GatedMLP):
                 owner.fuse_projections()
             del layer
     return QuantizationReport(
@@ -117,7 +120,8 @@ def _dtype_of(method: str) -> torch.dtype:
 
 
 def _projections(owner: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    yield from ((name, layer) for name, layer in list(owner.named_children()) if isinstance(layer, nn.Linear))
+    layers = owner.named_modules() if isinstance(owner, QuantizableLayer) else owner.named_children()
+    yield from ((name, layer) for name, layer in list(layers) if isinstance(layer, nn.Linear))
 
 
 def _check(name: str, weight: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from mstar_core.errors import StartError
-from mstar_core.layers import Attention, AttentionSpec, GatedMLP, Head, TokenEmbedding
+from mstar_core.layers import Attention, AttentionSpec, GatedMLP, Head, QuantizableLayer, TokenEmbedding
 from mstar_core.layers.linear import (
     LinearWeight,
     QuantizedLinear,
@@ -107,6 +107,27 @@ def test_only_projections_change() -> None:
     assert isinstance(model.other, nn.Linear) and isinstance(model.embed.weight, nn.Parameter)
     assert model.head.weight.dtype == torch.float32
     assert not [name for name, _ in model.named_parameters() if "proj" in name]
+
+
+class Named(QuantizableLayer):
+    """A layer of a plugin, with a linear layer of a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(32, 32)
+        self.net = nn.ModuleList([nn.Linear(32, 16), nn.LayerNorm(16)])
+        self.requires_grad_(False)
+
+
+def test_layers_that_a_plugin_names_are_quantized_with_their_children() -> None:
+    other, named, x = Model(), Named(), torch.randn(3, 32)
+    before = [layer(x) for layer in (named.to_q, named.net[0])]
+    report = quantize(nn.ModuleList([other, named]), "fp8", (QuantizableLayer,))
+    assert set(report.kinds) == {"to_q", "net.0"}
+    assert isinstance(other.mlp.up_proj, nn.Linear), "layers of other kinds stay"
+    for layer, expected in zip((named.to_q, named.net[0]), before, strict=True):
+        assert isinstance(layer, QuantizedLinear)
+        assert 0 < float((layer(x) - expected).norm() / expected.norm()) < 0.05
 
 
 def test_a_fused_layer_stays_fused() -> None:

@@ -43,7 +43,7 @@ from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.graph.declare.nodes import KVSpec
 from mstar_core.host.cache_dir import TRITON_CACHE
 from mstar_core.host.kernel_pack import install_named
-from mstar_core.layers.linear import fuse_projections
+from mstar_core.layers.linear import QuantizableLayer, fuse_projections
 from mstar_core.layers.lora import AdapterLimits
 from mstar_core.layers.transformer import adapt_layers
 from mstar_core.parallel.shards import local_kv_heads
@@ -295,7 +295,10 @@ def _report_capture(life: ChildLife, name: str, what: str) -> None:
 def _prepare(
     spec: DeploymentSpec, loaded: list[tuple[NodeSpec, nn.Module, int]], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Fuse and quantize the weights of KV nodes on a GPU. Raises ConfigError if a quantization cannot run."""
+    """Fuse and quantize the weights of KV nodes on a GPU, and quantize the layers of other nodes that ask for it.
+
+    Raises ConfigError if a quantization cannot run.
+    """
     kind = spec.quantization
     if kind != "none" and (device.type != "cuda" or dtype == torch.float32):
         raise ConfigError(
@@ -307,8 +310,10 @@ def _prepare(
     for node, module, _ in loaded:
         if node.engine is KV_CACHE and device.type == "cuda":
             fuse_projections(module)
-            if kind != "none":
-                report = importlib.import_module("mstar_core.layers.quantize").quantize(module, kind)
+        if kind != "none":
+            quantize = importlib.import_module("mstar_core.layers.quantize").quantize
+            report = quantize(module, kind) if node.engine is KV_CACHE else quantize(module, kind, (QuantizableLayer,))
+            if report.kinds:
                 log.info("node %s: %s", node.name, quantized_text(report))
 
 

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
+from mstar_core.layers import QuantizableLayer
+from mstar_core.layers.quantize import quantize
 from mstar_core.parallel.shards import WHOLE
 from mstar_core.plugin.processor import PromptRequest
 from mstar_wan22 import moves
@@ -80,7 +83,7 @@ class Mini:
         sizes = read_sizes(FOLDER)
         self._text, network = TextEncoder(sizes.text), Transformer(sizes.transformer, WHOLE)
         keep_floats(network)
-        self._denoiser = Denoiser(network, expands=True)
+        self.denoiser = Denoiser(network, expands=True)
         self._solver = Solver(sizes.transformer.outputs, torch.device("cpu"))
         self._frames = Frames(sizes.vae, expands=True)
         self._processor = Processor(FOLDER, {})
@@ -88,17 +91,25 @@ class Mini:
         for node, module in parts:
             load(module, node, FOLDER, None)
 
-    def video(self, text: str, seed: int) -> moves.Pixels:
-        """Return a video, as `judge_moves.Served` does."""
+    def read(self, text: str) -> tuple[dict[str, np.ndarray], list[Tensor]]:
+        """Return the arrays of a request, and the vectors of both texts."""
         request = PromptRequest(
             text=text, params=Params(**moves.PARAMS), outputs=frozenset({"video"}), max_seq_len=4096
         )
-        arrays = self._processor.process_prompt(request).arrays
-        texts = [self._text.encoded(torch.tensor(arrays[name]))[-1] for name in ("tokens", "negative_tokens")]
-        x = self._solver.noise(arrays["grid"].shape, seed)
+        arrays = dict(self._processor.process_prompt(request).arrays)
+        names = ("tokens", "negative_tokens")
+        return arrays, [self._text.encoded(torch.tensor(arrays[name]))[-1] for name in names]
+
+    def first_noise(self, arrays: dict[str, np.ndarray], seed: int) -> Tensor:
+        return self._solver.noise(arrays["grid"].shape, seed)
+
+    def video(self, text: str, seed: int) -> moves.Pixels:
+        """Return a video, as `judge_moves.Served` does."""
+        arrays, texts = self.read(text)
+        x = self.first_noise(arrays, seed)
         history = x.new_zeros(HISTORY, *x.shape)
         for row in arrays["high"]:
-            x, history = solver.advance(x, history, self._denoiser.guided(x, row, texts, None), row)
+            x, history = solver.advance(x, history, self.denoiser.guided(x, row, texts, None), row)
         memory, frames = torch.empty(0), []
         for number in range(x.shape[1]):
             made = self._frames(latents=[x], memory=[memory], step=np.array([number]))
@@ -119,6 +130,18 @@ def share(mini: Any, count: int) -> float:
 
 def test_the_parts_alone_move_named_shapes(mini: Mini) -> None:
     assert share(mini, VIDEOS) >= LEAST
+
+
+@torch.no_grad()
+def test_weights_of_eight_bits_stay_near() -> None:
+    exact, halved = Mini(), Mini()
+    report = quantize(halved.denoiser, "fp8", (QuantizableLayer,))
+    assert report.after_bytes < 0.3 * report.before_bytes
+    arrays, texts = exact.read("a red circle moves right")
+    noise = exact.first_noise(arrays, 1)
+    velocities = [mini.denoiser.guided(noise, arrays["high"][0], texts, None) for mini in (exact, halved)]
+    assert 0 < float((velocities[1] - velocities[0]).norm() / velocities[0].norm()) < 0.1
+    assert share(halved, VIDEOS) >= LEAST
 
 
 def test_the_parameters_of_the_spec_are_those_of_the_world() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm, linear, pad, silu
 
 from mstar_core.engine.module import NodeModule
+from mstar_core.layers import QuantizableLayer
 from mstar_wan22.nodes.attention import Heads, attend
 from mstar_wan22.nodes.rotary import angles
 from mstar_wan22.nodes.token_kernels import add_gated, modulated, normed, turned
@@ -94,7 +95,7 @@ class _Scale(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
 
-class _Attention(nn.Module):
+class _Attention(QuantizableLayer):
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
         width = sizes.width
@@ -129,7 +130,7 @@ class _Up(nn.Module):
         self.proj = nn.Linear(sizes.width, sizes.inner)
 
 
-class _Mlp(nn.Module):
+class _Mlp(QuantizableLayer):
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
         self.net = nn.ModuleList([_Up(sizes), nn.Identity(), nn.Linear(sizes.inner, sizes.width)])
