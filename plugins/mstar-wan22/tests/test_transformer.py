@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.parallel.shards import Shard
 from mstar_wan22.nodes.rotary import angles
-from mstar_wan22.nodes.transformer import TEXT_ROWS, sinusoid
+from mstar_wan22.nodes.transformer import TEXT_ROWS, Denoiser, sinusoid
+from mstar_wan22.request.schedule import step_table
+from tests.parallel.two_ranks import Meeting, ThreadCollectives
 
 from .conftest import GOLDEN, close
 
@@ -70,3 +74,29 @@ def test_positions_and_times(case: str) -> None:
     for name, chosen in (("sinusoid", times[:, 0]), ("sinusoid_first_last", times[0, [0, -1]])):
         if (expected := VECTORS.get(f"{case}.{name}")) is not None:
             close(sinusoid(chosen, expected.shape[-1]), expected, 1e-5)
+
+
+@pytest.mark.parametrize(("branches", "exchanges"), [(2, 1), (1, 9)])
+def test_two_ranks_share_a_video_by_branches_or_by_tokens(branches: int, exchanges: int) -> None:
+    """A layer's division of tokens takes four exchanges, and the last one returns all tokens."""
+    checkpoint, meeting = GOLDEN.of_kind(expands=False), Meeting()
+    table, _ = step_table(4, 5.0, (5.0, 5.0), None, "diffusers", "unipc")
+    network = GOLDEN.transformer(checkpoint)
+    draw = torch.Generator().manual_seed(1)
+    latents = torch.randn((network.proj_out.out_features // network.patch_tokens, 3, 4, 6), generator=draw)
+    width = network.condition_embedder.text_embedder.linear_1.in_features
+    texts = [torch.randn((count, width), generator=draw) for count in (5, 3)][:branches]
+
+    def guided(rank: int) -> tuple[Tensor, int]:
+        collectives = ThreadCollectives(meeting, rank)
+        part = GOLDEN.transformer(checkpoint, shard=Shard(index=rank, size=2, collectives=collectives))
+        with torch.no_grad():
+            return Denoiser(part, expands=False).guided(latents, table[1], texts, None), collectives.count
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(guided, range(2)))
+    with torch.no_grad():
+        wanted = Denoiser(network, expands=False).guided(latents, table[1], texts, None)
+    for velocity, count in found:
+        close(velocity, wanted, LIMIT)
+        assert count == exchanges

@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, layer_norm, linear, pad, silu
 
 from mstar_core.engine.module import NodeModule
 from mstar_core.layers import QuantizableLayer
+from mstar_core.parallel.shards import WHOLE
 from mstar_wan22.nodes.attention import Heads, attend
 from mstar_wan22.nodes.rotary import angles
 from mstar_wan22.nodes.token_kernels import add_gated, modulated, normed, turned
@@ -169,11 +170,11 @@ class _Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The network. shard: place of this rank among those that share a video's tokens; weights are whole on each."""
+    """The network. shard: place of this rank among those that share a video; weights are whole on each."""
 
     def __init__(self, sizes: TransformerSizes, shard: Shard) -> None:
         super().__init__()
-        self._sizes, self._shard = sizes, shard
+        self._sizes, self.shard = sizes, shard
         side = sizes.patch
         self.patch_tokens = side**2  # latent values of a channel in one token
         self.patch_embedding = nn.Conv3d(sizes.inputs, sizes.width, (1, side, side), (1, side, side))
@@ -189,12 +190,14 @@ class Transformer(nn.Module):
         spans: Sequence[int],
         texts: Sequence[Tensor],
         seen: dict[str, Tensor] | None = None,
+        *,
+        divides: bool = True,
     ) -> Tensor:
         """Return velocities, float32 [B, channels, frames, rows, columns].
 
         latents: [B, input channels, frames, rows, columns]. times: float32 [B, S], timesteps of S groups of
         consecutive tokens; spans: tokens of each group. texts: B tensors [n, text width]. seen: filled with
-        intermediate values, for tests.
+        intermediate values, for tests. divides: share the tokens with the other ranks of the group, if there are any.
         """
         sizes, side, batch = self._sizes, self._sizes.patch, len(latents)
         grid = (latents.shape[2], latents.shape[3] // side, latents.shape[4] // side)
@@ -203,7 +206,7 @@ class Transformer(nn.Module):
         )
         text = self.condition_embedder.texts(texts)
         whole = self._patches(latents)
-        heads = Heads(self._shard, whole.shape[1], sizes.heads)
+        heads = Heads(self.shard if divides else WHOLE, whole.shape[1], sizes.heads)
         turns = heads.own(angles(grid, sizes.head_dim, whole.device)[None])[0]
         tokens = Tokens(heads.own_spans(spans), turns.cos().float(), turns.sin().float(), heads)
         x = heads.own(whole)
@@ -237,8 +240,9 @@ def keep_floats(module: nn.Module) -> None:
 class Denoiser(nn.Module, NodeModule):
     """The nodes `transformer` and `transformer_2`: the guided velocity of one step.
 
-    Both branches of guidance are rows of one forward pass. Videos are computed one by one: a single one fills the
-    device, and so results do not depend on the batch.
+    Both branches of guidance are rows of one forward pass; two ranks compute one each, which needs one exchange per
+    step. Other groups divide the tokens. Videos are computed one by one: a single one fills the device, and so results
+    do not depend on the batch.
     """
 
     host_ports = ("steps", "step")
@@ -282,7 +286,10 @@ class Denoiser(nn.Module, NodeModule):
     def branches(self, x: Tensor, row: np.ndarray, texts: Sequence[Tensor], condition: Tensor | None) -> Tensor:
         """Return the velocity of each text: float32 [texts, channels, frames, rows, columns]."""
         inputs, times, spans = self.conditioned(x, float(row[Column.TIME]), condition)
-        count = len(texts)
+        count, shard = len(texts), self.network.shard
+        if shard.size == count > 1:
+            own = self.network(inputs[None], times[None], spans, [texts[shard.index]], divides=False)
+            return shard.exchange(own.repeat(count, 1, 1, 1, 1))
         out: Tensor = self.network(inputs.expand(count, *inputs.shape), times.expand(count, -1), spans, texts)
         return out
 
