@@ -55,7 +55,8 @@ class LoadProgress:
 class ModelStatus:
     """One model for `/v1/models`, `ps`, `top` and `/metrics`.
 
-    held: bytes of the ledger by GPU. queued: requests that wait for it. reason: what they wait for.
+    held: bytes of the ledger by device; totals: bytes of those devices. queued: requests that wait for it.
+    reason: what they wait for.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ModelStatus:
     state: ModelState
     replicas: tuple[Replica, ...] = ()
     held: Mapping[str, int] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
     running: int = 0
     queued: int = 0
     wakes: int = 0

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from mstar_core.errors import MstarError, UsageError, did_you_mean
-from mstar_core.host.run_dir import deployments
+from mstar_core.host.run_dir import RunDirectory, deployments, gateways
 from mstar_core.observe.filter import Filter
+from mstarctl.client import AdminClient
 from mstarctl.client.deployments import ending_of
 from mstarctl.client.reach import Reached, context_of, reached
 from mstarctl.client.store import Store
@@ -25,9 +26,11 @@ from mstarctl.output import Printer
 from mstarctl.output.errors import save_traceback
 from mstarctl.output.theme import Mode, sgr
 from mstarctl.top import once
+from mstarctl.top.data.gateway import read_gateway
 from mstarctl.top.data.host import ReadHost, here, there
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
+from mstarctl.top.layout.gateway.models import models_screen
 from mstarctl.top.layout.hosts.screen import host_screen
 from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.state import PAGES, State
@@ -35,7 +38,6 @@ from mstarctl.top.saved_view import load_view, save_view
 from mstarctl.top.web import DRIVER
 
 if TYPE_CHECKING:
-    from mstarctl.client import AdminClient
     from mstarctl.output.options import GlobalOptions
     from mstarctl.top.data.deployments import DeploymentSwitcher
     from mstarctl.top.data.history import History
@@ -117,6 +119,9 @@ def top(
         if choice is LEFT:
             return
         name = choice
+    if name is not None and replay is None and (gateway := named_gateway(printer.options, name)) is not None:
+        show_gateway(gateway, printer, look, is_once=is_once)
+        return
     hz = 1 / (max(interval, SSH_INTERVAL_S) if look.is_remote else interval)
     where: AbstractContextManager[Reached | None]
     where = nullcontext() if replay is not None else reached(printer.options, name)
@@ -153,6 +158,34 @@ def top(
             has_mouse=not has_no_mouse,
             may_save=not is_readonly,
         )
+
+
+def named_gateway(options: GlobalOptions, name: str) -> RunDirectory | None:
+    """Return the running gateway of this host that is called `name`, None if there is none."""
+    if options.socket is not None or not context_of(options).is_local:
+        return None
+    return next((run for run in gateways() if run.name == name and run.holder() is not None), None)
+
+
+def show_gateway(run: RunDirectory, printer: Printer, look: Look, *, is_once: bool) -> None:
+    """Show the models of a gateway. Raises UsageError without a terminal."""
+    with AdminClient.of(run) as admin:
+        gateway = read_gateway(admin)
+        if printer.is_machine:
+            printer.item("gateway", {"name": gateway.name, **admin.get("/v1/snapshot")}, "")
+            return
+        if is_once:
+            size = shutil.get_terminal_size((120, 34))
+            view = View(store=Store(), glyphs=look.glyphs)
+            for row in once.without_gaps(models_screen(gateway, view, size.columns, 200)[:-1]):
+                coloured = printer.options.is_coloured() and look.mode != "mono"
+                printer.text(sgr(row, look.mode) if coloured else row.plain.rstrip())
+            return
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise UsageError("top needs a terminal", "stdin or stdout is none", "mstarctl top --once, or -o json")
+        from mstarctl.top.gateway_app import GatewayApp
+
+        GatewayApp(lambda: read_gateway(admin), gateway, mode=look.mode, glyphs=look.glyphs).run()
 
 
 def _choice(printer: Printer, look: Look, *, is_once: bool) -> str | None:

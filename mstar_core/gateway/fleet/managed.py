@@ -212,6 +212,7 @@ class ManagedFleet:
             aliases=model.entry.aliases,
             state=model.state,
             replicas=tuple(member.replica for member in model.awake if member.replica is not None),
+            totals={} if model.need is None else {c.device: c.total_bytes for c in model.need.claims.values()},
             held=held_by_device(devices, self._host.holders, [member.name for member in model.members]),
             running=model.running,
             queued=model.queued,

@@ -197,6 +197,7 @@ def status_item(status: ModelStatus) -> dict[str, Any]:
         "state": str(status.state),
         "replicas": [{"deployment": each.deployment, "url": each.url} for each in status.replicas],
         "held": dict(status.held),
+        "totals": dict(status.totals),
         "running": status.running,
         "queued": status.queued,
         "wakes": status.wakes,

@@ -1,0 +1,1 @@
+"""Screen of a gateway: its models and the memory that they hold."""
