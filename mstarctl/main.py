@@ -68,6 +68,18 @@ VERBS: tuple[Verb, ...] = (
         "Serve many models at one address. Without a subcommand: start a gateway (`serve up`).",
         DEPLOYMENTS,
     ),
+    Verb(
+        "sleep",
+        "mstarctl.commands.sleep:sleep",
+        "Give the device memory of a deployment back; a request or `wake` takes it again.",
+        DEPLOYMENTS,
+    ),
+    Verb(
+        "wake",
+        "mstarctl.commands.sleep:wake",
+        "Take the device memory of a sleeping deployment, or of some nodes, again.",
+        DEPLOYMENTS,
+    ),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),
     Verb("hosts", "mstarctl.commands.hosts:hosts", "List the hosts of a deployment, or of a Ray cluster.", DEPLOYMENTS),
     Verb("top", "mstarctl.commands.top:top", "Watch a deployment live in the terminal.", DEPLOYMENTS),

@@ -195,6 +195,28 @@ ENDPOINTS: Final = (
         status=202,
         errors=(400, 409, 503),
     ),
+    Endpoint(
+        name="sleep",
+        method="POST",
+        path="/v1/deployment/sleep",
+        doc="Give the memory of the devices back; the processes live on. 409 names the requests that run.",
+        body=(
+            Parameter("level", "1 (default): keep the weights in host memory; 2: drop them", "integer"),
+            Parameter("nodes", "nodes that sleep; default: all", "array"),
+            Parameter("wait", "1: wait for requests in flight, at most the drain limit; new ones wait", "integer"),
+        ),
+        status=202,
+        errors=(400, 404, 409, 503),
+    ),
+    Endpoint(
+        name="wake",
+        method="POST",
+        path="/v1/deployment/wake",
+        doc="Take the memory of the devices again, and serve.",
+        body=(Parameter("nodes", "nodes that wake; default: all", "array"),),
+        status=202,
+        errors=(400, 404, 409),
+    ),
     Endpoint(name="adapters", method="GET", path="/v1/adapters", doc="LoRA adapters that are loaded, and the room."),
     Endpoint(
         name="load_adapter",

@@ -74,6 +74,14 @@ def body(request: Request, fields: dict[str, type]) -> dict[str, Any]:
     return values
 
 
+def node_names(fields: dict[str, Any]) -> list[str]:
+    """Return the field `nodes` of a body, empty without it. Raises UsageError."""
+    names = fields.get("nodes", [])
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError("nodes must be names", hint='send {"nodes": ["talker"]}')
+    return list(names)
+
+
 def json_object(request: Request) -> dict[str, Any]:
     """Return the body as a JSON object, empty for an empty body. Raises UsageError."""
     if not request.body:

@@ -14,7 +14,18 @@ from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
 if TYPE_CHECKING:
     from mstar_core.supervisor.supervisor import Supervisor
 
-FEATURES = ("watch", "trace", "filter", "recordings", "log-level", "cancel", "metrics", "cordon", "rolling-restart")
+FEATURES = (
+    "watch",
+    "trace",
+    "filter",
+    "recordings",
+    "log-level",
+    "cancel",
+    "metrics",
+    "cordon",
+    "rolling-restart",
+    "sleep",
+)
 """Features that a client can rely on besides the version. Names are only added."""
 
 HIDDEN = "[hidden]"
@@ -49,6 +60,7 @@ def deployment(target: Supervisor) -> dict[str, Any]:
         "is_drained": target.is_drained,
         "drained_ranks": sorted(target.operations.cordons.idle),
         "operation": None if (latest := target.operations.latest) is None else latest.facts(),
+        "sleep": target.sleep.facts(),
         "last_event": target.events.number,
         "config": spec.config_file,
         "cause": target.cause,

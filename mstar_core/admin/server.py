@@ -29,6 +29,7 @@ from mstar_core.admin.messages import (
     flag,
     json_object,
     no_route,
+    node_names,
     number,
     ordered,
     parts,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 BODY_LIMIT: Final = 64 * 1024
 RESPONSE_S: Final = 3600
 SERVING: Final = ("ready", "degraded")
+ASLEEP: Final = "sleeping"
 NOT_HEALTHY: Final = ("failed", "unhealthy", "stopping")
 READ_METHODS: Final = ("GET", "HEAD")
 
@@ -137,7 +139,9 @@ class AdminServer:
             "cordon": self._cordon,
             "uncordon": self._uncordon,
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
-            "ready": self._checks(lambda state: state in SERVING),
+            "ready": self._checks(
+                lambda state: state in SERVING or (state == ASLEEP and target.spec.api.wake_on_request)
+            ),
             "snapshot": self._snapshot,
             "watch": self._watch,
             "requests": self._requests,
@@ -148,6 +152,8 @@ class AdminServer:
             "events": self._events,
             "metrics": self._metrics,
             "stop": self._stop,
+            "sleep": self._sleep,
+            "wake": self._wake,
             "log_level": self._log_level,
             "record": self._record,
             "recording": self._recording,
@@ -276,6 +282,34 @@ class AdminServer:
         except msgspec.ValidationError as error:
             raise UsageError("free is not a list of devices", str(error), "see /v1/openapi.json") from error
         return self._acted(request, lambda: {"operation": self._deployment.operations.scale(fields["replicas"], free)})
+
+    async def _sleep(self, request: Request) -> HTTPResponse:
+        fields = body(request, {"level": int, "nodes": list, "wait": int})
+        nodes = node_names(fields)
+
+        def act() -> dict[str, Any]:
+            level, is_waiting = fields.get("level", 1), bool(fields.get("wait", 0))
+            return {"operation": self._deployment.sleep.sleep(level, nodes, is_waiting=is_waiting)}
+
+        return await self._begun(request, act)
+
+    async def _wake(self, request: Request) -> HTTPResponse:
+        nodes = node_names(body(request, {"nodes": list}))
+        return await self._begun(request, lambda: {"operation": self._deployment.sleep.wake(nodes)})
+
+    async def _begun(self, request: Request, act: Callable[[], dict[str, Any]]) -> HTTPResponse:
+        """Begin a sleep or a wake, and answer with its refusal if there is one."""
+        begun: list[dict[str, Any]] = []
+
+        def noted() -> dict[str, Any]:
+            answer = act()
+            begun.append(answer["operation"])
+            return answer
+
+        answer = self._acted(request, noted)
+        for operation in begun:  # none if the answer is one from before
+            await self._deployment.sleep.refused(operation)
+        return answer
 
     async def _load_adapter(self, request: Request) -> HTTPResponse:
         fields = body(request, {"name": str, "folder": str, "rank": int, "base": str})

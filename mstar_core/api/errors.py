@@ -93,7 +93,7 @@ class PeerError(MstarError):
 TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled"}
 MESSAGE_CHARS: Final = 1000
 PARAM_CHARS: Final = 200
-RETRY_AFTER_S: Final = {"starting": 5, "draining": 30, "worker_lost": 2, "unavailable": 5}
+RETRY_AFTER_S: Final = {"starting": 5, "draining": 30, "worker_lost": 2, "unavailable": 5, "sleeping": 10}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

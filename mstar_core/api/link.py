@@ -47,6 +47,7 @@ from mstar_core.messages.requests import (
     RequestFailed,
     RequestFinished,
 )
+from mstar_core.messages.sleep import WakeWanted
 from mstar_core.messages.telemetry import REALTIME, RequestNews, SessionNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message
@@ -61,6 +62,10 @@ from mstar_core.transport.tensors import inline, loan_of
 
 TURN_S: Final = 0.1
 """Interval of telemetry while there are requests."""
+
+SLEEPING: Final = "sleeping"
+WANT_S: Final = 1.0
+"""Interval at which requests ask for the wake of a deployment that sleeps."""
 
 DEATH_S: Final = 3.0
 """Time in which the death of a worker on another host may follow a fetch that failed, which the death explains."""
@@ -83,7 +88,7 @@ class Link:
         spin: Spin | None = None,
     ) -> None:
         """Open the mailbox. Raises TransportError. spin: busy-poll window, restarted by request messages."""
-        self.deployment = DeploymentState()
+        self.deployment = DeploymentState(wakes_on_request=spec.api.wake_on_request)
         self.output_queues: dict[int, OutputQueue] = {}
         self.on_stop: Callable[[str], None] | None = None
         self.on_reload: Callable[[], None] = lambda: None
@@ -126,6 +131,7 @@ class Link:
         self._next_reconcile = clock() + spec.reconcile_s
         self._reported_levels: set[int] = set()
         self._unloading: set[int] = set()  # numbers of adapters that accept no more requests
+        self._next_want = 0.0
         self._reported: dict[str, float] = {}
         self._reported_sessions: list[SessionNews] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -228,6 +234,13 @@ class Link:
             self._unloading.discard(adapter)
             self._notify_supervisor(AdapterDone(number=adapter))
 
+    def want_wake(self) -> None:
+        """Ask for the wake of a deployment that sleeps, for requests that wait."""
+        if self.deployment.state != SLEEPING or not len(self._registry) or self._clock() < self._next_want:
+            return
+        self._next_want = self._clock() + WANT_S
+        self._notify_supervisor(WakeWanted())
+
     def _notify_supervisor(self, message: Message) -> None:
         try:
             self._courier.send(SUPERVISOR, message)
@@ -239,6 +252,7 @@ class Link:
         self.life.beat(self._clock())  # without work_ready: the api has no steps that could stall
         has_news = self._report()
         self._reconcile()
+        self.want_wake()
         if self.deployment.handover:
             self.note_change()  # connections that end without a request report nothing
         self._check_stop()
@@ -482,6 +496,14 @@ class Link:
             log.error("a request failed: %s", message.error.detail, extra={"facts": {"request": live.request_id}})
         live.fail(PeerError(message.error))
 
+    def _fallen_asleep(self, problem: MstarError | None) -> None:
+        """Let requests that have come meanwhile wake the deployment, or refuse them."""
+        if problem is None:
+            self.want_wake()
+            return
+        for live in self._registry:
+            live.fail(problem)
+
     def _peer_up(self, message: PeerUp) -> None:
         deployment = self.deployment
         if deployment.up.get(message.name, -1) >= message.incarnation:
@@ -521,6 +543,8 @@ class Link:
             self.take_back()
         self.on_state(deployment)
         self.note_change()
+        if message.state == SLEEPING:
+            self._fallen_asleep(deployment.problem())
         if message.state == "unhealthy" and (problem := deployment.problem()) is not None:
             self.attempts.give_up(problem)
         if message.state == "ready":
@@ -541,11 +565,13 @@ UNHEALTHY_HINT: Final = "its operator has to restart it"
 class DeploymentState:
     """Deployment state as reported by the supervisor. Owned by the link.
 
-    state: starting, ready, draining, unhealthy. reason: why, for clients. drain, pause, handover: number of the one in
-    progress, 0 without one. is_closing: this process ends. down: deaths by name of lost process.
+    state: starting, ready, sleeping, draining, unhealthy. wakes_on_request: whether requests wake it. reason: why,
+    for clients. drain, pause, handover: number of the one in progress, 0 without one. is_closing: this process ends.
+    down: deaths by name of lost process.
     """
 
     state: str = "starting"
+    wakes_on_request: bool = True
     phase: str = ""
     reason: str = ""
     drain: int = 0
@@ -565,6 +591,8 @@ class DeploymentState:
         if self.state == "unhealthy":
             reason = f": {self.reason}" if self.reason else ""
             return Unavailable(f"the deployment is unhealthy{reason}", hint=UNHEALTHY_HINT, code="unavailable")
+        if self.state == SLEEPING and not self.wakes_on_request:
+            return Unavailable("the deployment sleeps", hint="it serves again once it is woken", code=SLEEPING)
         if self.is_draining:
             return Unavailable("the deployment is draining", hint="new requests are not accepted", code="draining")
         if self.pause:

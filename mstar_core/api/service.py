@@ -21,7 +21,7 @@ from mstar_core.api.errors import ErrorReply, Stalled, lost, reply_of
 from mstar_core.api.handover.delivery import Delivery, UnitGate
 from mstar_core.api.http.client_secrets import ClientSecrets
 from mstar_core.api.http.sanic_protocol import WriteBatch
-from mstar_core.api.link import Link
+from mstar_core.api.link import SLEEPING, Link
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
 from mstar_core.api.output.kept_events import KeptEvents
 from mstar_core.api.output.queue import OutputQueue
@@ -322,6 +322,8 @@ class Service:
         await self.responses.close()
 
     def _why_waiting(self) -> str:
+        if self.link.deployment.state == SLEEPING:
+            return "the deployment wakes"
         if self.admission.is_paused:
             return "a process of the deployment is being restarted"
         return f"all {self.admission.max_concurrent_requests} slots are in use"
@@ -523,6 +525,7 @@ class Service:
     def _queue(self, live: LiveRequest) -> None:
         live.state = "queued"
         self.telemetry.prepared(live)
+        self.link.want_wake()
 
     def _run(self, live: LiveRequest) -> None:
         live.state = "running"

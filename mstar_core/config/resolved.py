@@ -258,6 +258,12 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, ConfigKey("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, ConfigKey("Port to listen on.", ge=1, le=65535)] = 8000
     bind_when_ready: Annotated[bool, ConfigKey("Listen only once the model is ready.")] = False
+    wake_on_request: Annotated[
+        bool,
+        ConfigKey(
+            "Let a request wake a deployment or nodes that sleep, and wait for that; otherwise it is refused with 503."
+        ),
+    ] = True
     console: Annotated[bool, ConfigKey("Serve the web page at `/`.")] = True
     aliases: Annotated[
         tuple[str, ...],
@@ -482,6 +488,12 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=10_000_000,
         ),
     ] = None
+    sleepable: Annotated[
+        bool,
+        ConfigKey(
+            "Keep the weights and caches of GPUs in memory that `mstarctl sleep` can give back. CPU ranks always can."
+        ),
+    ] = False
     resume: Annotated[
         bool,
         ConfigKey(

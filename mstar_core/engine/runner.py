@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mstar_core.engine.base import NO_ADAPTER, Contention, MemoryUse
+from mstar_core.engine.memory.node_memory import NodeMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,6 +145,15 @@ class NodeRunner(ABC):
     def graph_counts(self) -> GraphCounts | None:
         """Hits and misses of captured steps, None where nothing is captured."""
         return None
+
+    # -- sleep -------------------------------------------------------------------------------------------------------
+
+    def node_memory(self) -> NodeMemory:
+        """Return the memory that this node gives back while it sleeps."""
+        return NodeMemory()
+
+    def sleeps(self) -> None:
+        """Forget what a sleep loses, such as cached prefixes and their leases. No request uses the node."""
 
     # -- telemetry ---------------------------------------------------------------------------------------------------
 

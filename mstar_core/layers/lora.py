@@ -158,6 +158,11 @@ class AdapterBank:
         """Bytes of all stacks."""
         return sum(each.size_bytes for layer in self.layers.values() for each in layer)
 
+    def stacks(self) -> Iterator[Tensor]:
+        """Yield all stacks."""
+        for each in (each for layer in self.layers.values() for each in layer):
+            yield from (each.down, each.up)
+
     @contextmanager
     def applied(self, blocks: AdapterBlocks | None) -> Iterator[None]:
         """Apply adapters to the forwards of the block."""

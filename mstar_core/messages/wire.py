@@ -12,12 +12,13 @@ from mstar_core.messages.flow import FlowMessage
 from mstar_core.messages.hosts import HostMessage
 from mstar_core.messages.life import LifeMessage
 from mstar_core.messages.requests import RequestMessage
+from mstar_core.messages.sleep import SleepMessage
 from mstar_core.messages.work import WorkMessage
 
 WIRE_VERSION = 2
 """Major version of the wire format. Within it fields are only added, and unknown fields are skipped."""
 
-Message = LifeMessage | HostMessage | RequestMessage | WorkMessage | FlowMessage | AdapterMessage
+Message = LifeMessage | HostMessage | RequestMessage | WorkMessage | FlowMessage | AdapterMessage | SleepMessage
 
 
 class Sender(Protocol):

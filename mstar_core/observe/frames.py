@@ -32,15 +32,16 @@ LOCAL: Final = "local"
 class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The head: identity, state, cause and totals of a deployment.
 
-    state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the slowest current start-up phase,
-    with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa, latency (of
-    whole requests): of the last minute. audio_x: seconds of audio generated per second. cause: record of the failure
-    that the deployment suffers from, none once it is ready again or was stopped. cordoned: ranks whose replicas get no
-    new requests. last_failure: the last one, also after
-    it is over: name, message, detail, time (seconds since the epoch) and log. hosts: number of hosts, 0 for the
-    supervisor's alone. sessions: those of clients that have not ended. realtime_sessions: open, or waiting for their
-    client; realtime_interrupts: of their answers by speech since the api started. pages_leased: cached pages under the
-    leases of sessions.
+    state: starting, ready, degraded, sleeping, draining, stopping, failed, unhealthy. phase: the slowest current
+    start-up phase, with `done` of `total`; of a wake in bytes. running, waiting: requests; slots, queue_limit: their
+    limits. ttft, ttfa, latency (of whole requests): of the last minute. audio_x: seconds of audio generated per second.
+    cause: record of the failure that the deployment suffers from, none once it is ready again or was stopped. cordoned:
+    ranks whose replicas get no new requests. last_failure: the last one, also after it is over: name, message, detail,
+    time (seconds since the epoch) and log. hosts: number of hosts, 0 for the supervisor's alone. sessions: those of
+    clients that have not ended. realtime_sessions: open, or waiting for their client; realtime_interrupts: of their
+    answers by speech since the api started. pages_leased: cached pages under the leases of sessions. asleep: nodes that
+    sleep; sleep_level: 1 or 2, 0 if none does. given_back: bytes of devices that ranks have given back. wakes: number
+    of them; slept_at, woke_at: of the last sleep and wake (seconds since the epoch).
     """
 
     name: str
@@ -87,16 +88,23 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     realtime_interrupts: int = 0
     cause: dict[str, Any] | None = None
     last_failure: dict[str, Any] | None = None
+    asleep: list[str] = []
+    sleep_level: int = 0
+    given_back: int = 0
+    wakes: int = 0
+    slept_at: float | None = None
+    woke_at: float | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: of its child process, or
-    `cordoned`. host: key in `hosts`, empty for `local`.
+    `cordoned`, or `sleeping` if all its nodes sleep. host: key in `hosts`, empty for `local`.
 
     busy: share of time in steps; that of a follower is its leader's. core: share of one CPU core. memory: used by this
     process on its device, weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
     follows: nodes of which it computes a share for the leader of its tensor-parallel group. group: ranks of that group,
     the leader first; epoch: starts of the group; plans: frames of plans that a follower has carried out.
+    asleep: nodes that sleep; given_back: bytes of the device that they have given back; kept: of host memory.
     """
 
     rank: int
@@ -124,6 +132,9 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: list[int] = []
     epoch: int = 0
     plans: int = 0
+    asleep: list[str] = []
+    given_back: int = 0
+    kept: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

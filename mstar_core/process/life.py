@@ -31,6 +31,7 @@ from mstar_core.messages.life import (
     Telemetry,
 )
 from mstar_core.messages.names import follower_name, worker_name
+from mstar_core.messages.sleep import SleepDone, SleepProgress, WakeWanted
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, SessionNews, Span
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import guarded_run
@@ -321,8 +322,8 @@ class ChildLife:
             )
         )
 
-    def answer(self, message: AdapterDone) -> None:
-        """Answer a request of the supervisor about an adapter."""
+    def answer(self, message: AdapterDone | SleepDone | SleepProgress | WakeWanted) -> None:
+        """Answer an order of the supervisor about an adapter or a sleep, or report that requests wait for a wake."""
         self._send(message)
 
     @contextmanager

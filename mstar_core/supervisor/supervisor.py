@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,7 @@ from mstar_core.messages.life import (
 )
 from mstar_core.messages.names import API, CONDUCTOR, SUPERVISOR, process_rank, rank_of, weights_name
 from mstar_core.messages.requests import CancelRequest
+from mstar_core.messages.sleep import SleepDone, SleepProgress, WakeWanted
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.frames import LOCAL, HostStatus, RankStatus
@@ -82,6 +83,7 @@ from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.operations.adapters import Adapters
 from mstar_core.supervisor.operations.changes import Changes
 from mstar_core.supervisor.operations.operations import Operations
+from mstar_core.supervisor.operations.sleep import ASLEEP, Sleeping
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
 from mstar_core.supervisor.spawner import LocalSpawner, Spawner
 from mstar_core.supervisor.standby import Standby
@@ -111,7 +113,7 @@ class TakesOver(Protocol):
 class Supervisor:
     """The life of a deployment. Owned by `main.py`; read by the admin socket.
 
-    state: starting, ready, degraded, draining, stopping, failed or unhealthy. reason: why, for operators;
+    state: starting, ready, degraded, sleeping, draining, stopping, failed or unhealthy. reason: why, for operators;
     public_reason: the same for clients. cause: record of the failure that the deployment suffers from now, None once it
     is ready again or stopped on purpose. last_failure: facts of the last failure, with its time. logs: of the
     supervisor and of every process that was started. connections: of clients, kept for the next api. values: flat
@@ -167,9 +169,10 @@ class Supervisor:
             tell=lambda cordon: self._outbound.send(CONDUCTOR, cordon),
             start=self._task,
             show=partial(self._set_state, "degraded"),
-            ended=self._maybe_ready,
+            ended=self._operation_ended,
         )
         self.adapters = Adapters(self, self.operations, self._outbound.send)
+        self.sleep = Sleeping(self, self.operations, self._outbound.send)
         self._shared_samples: list[MetricSample] = []
         self._weights: PreparedWeights | None = None
         self._spawner = LocalSpawner(lambda: self.spec, run, endpoint, self.standby)
@@ -270,7 +273,7 @@ class Supervisor:
 
     def stop(self, *, now: bool = False, reason: str = "asked to stop", grace_s: float | None = None) -> None:
         """Drain, then end; with `now`, or at the second call, end at once. grace_s: limit of the drain."""
-        if self._stop_asked or now or self.state in ("failed", "starting", "unhealthy"):
+        if self._stop_asked or now or self.state in ("failed", "starting", "unhealthy", ASLEEP):
             if (left := self._in_flight()) and not self._ended.is_set():
                 self.events.add("deployment.cut", requests=left, why=reason)
             self._end(ExitCode.DONE if self.state != "failed" else self.exit_code, reason)
@@ -280,7 +283,9 @@ class Supervisor:
         self._task(self._stop_when_drained(reason, self.spec.drain_timeout_s if grace_s is None else grace_s))
 
     def drain(self, reason: str = "asked to drain") -> None:
-        """Refuse new requests; requests in flight continue."""
+        """Refuse new requests; requests in flight continue. Raises StateConflict if the deployment sleeps."""
+        if self.state == ASLEEP:
+            self.sleep.check_awake()
         if self.state in ("ready", "degraded"):
             self._drained.clear()
             self._drain = self._next_level()
@@ -360,6 +365,7 @@ class Supervisor:
         if self._is_restarting:
             raise StateConflict("the deployment is already restarting", hint=ACCEPTS_LATER, code="restarting")
         self.operations.check_idle()
+        self.check_awake()
         if self.state not in ("ready", "degraded", "unhealthy"):
             raise Unavailable(f"the deployment is {self.state}", hint="wait, or mstarctl down", code="not_ready")
         self._is_restarting = True
@@ -432,6 +438,33 @@ class Supervisor:
             self._part(child, "its replica was removed", "its replica was removed", is_excused=True)
             child.log.close()
             del self.children[child.name]
+
+    # -- sleep ------------------------------------------------------------------------------------------------
+
+    def check_awake(self) -> None:
+        """Raise StateConflict if the deployment, or a node of it, sleeps."""
+        self.sleep.check_awake()
+
+    def running_requests(self) -> Sequence[str]:
+        """Return the client ids of requests that have not ended."""
+        return [record.api.id or str(record.handle) for record in self.publisher.requests.all() if not record.has_ended]
+
+    def fall_asleep(self, reason: str) -> None:
+        """Enter the state `sleeping`."""
+        self._set_state(ASLEEP, reason, public="it gives its memory to others")
+
+    def wake_up(self) -> None:
+        """Leave the state `sleeping`: ready, or degraded until all processes are ready."""
+        if all(child.state == "ready" for child in self.children.values()):
+            self._set_state("ready")
+        else:
+            self._set_degraded(self.cause)
+
+    def respawn(self, names: Collection[str]) -> None:
+        """Start processes that have died while the deployment slept."""
+        for group in self.units():
+            if any(child.name in names for child in group):
+                self._schedule_spawn(group, 0.0)
 
     # -- levels of the api ------------------------------------------------------------------------------------
 
@@ -716,6 +749,9 @@ class Supervisor:
     def _back_off(self, group: list[Child], record: dict[str, Any], delay_s: float) -> None:
         """Schedule the next start of a dead child, or of its group, whose first member counts."""
         pace, child = self._pace, group[0]
+        if self.sleep.died([member.name for member in group]):
+            self.restarts += 1
+            return
         if record.get("code") == HOST_LOST:  # no fault of the child: it waits for its host, and does not count
             self.restarts += 1
             self._set_degraded(record)
@@ -893,6 +929,10 @@ class Supervisor:
                 self._link_broken(LinkBreak(message.peer, message.incarnation, message.lost), child, message.silent_s)
             case AdapterDone():
                 self.adapters.take(child.name, message)
+            case SleepDone() | SleepProgress():
+                self.sleep.take(child.name, message)
+            case WakeWanted():
+                self.sleep.wanted(message.nodes)
             case Cordoned():
                 self.operations.cordons.take(message)
             case _:
@@ -935,6 +975,10 @@ class Supervisor:
         self._outbound.announce_ready(child)
         self._maybe_ready()
         self.changes.notify()
+
+    def _operation_ended(self) -> None:
+        self._maybe_ready()
+        self.sleep.operation_ended()
 
     def _maybe_ready(self) -> None:
         if self.state not in ("starting", "degraded") or any(c.state != "ready" for c in self.children.values()):
@@ -993,6 +1037,8 @@ class Supervisor:
         states = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
         state = states.get(self.state, self.state)
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
+        if self.sleep.is_waking:
+            phase = "wake"
         told = ServiceState(
             state=state,
             phase=phase,

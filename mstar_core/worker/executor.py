@@ -320,6 +320,27 @@ class Executor:
         times = (self._jobs.ahead_s(request) for request in self.requests.values())
         return min((ahead_s for ahead_s in times if ahead_s is not None), default=None)
 
+    def users(self, runners: Collection[str]) -> list[Handle]:
+        """Return the requests that run a walk with one of these runners here, or hold slots of one; none: all."""
+        if not runners:
+            return list(self.requests)
+        used = set[Handle]()
+        for name in runners:
+            contention = self._runners[name].contention()
+            used |= set(contention.holding) | set(contention.waiting)
+        for handle, request in self.requests.items():
+            for run in request.active.values():
+                tasks = run.share.walk.tasks
+                if any(tasks[at].node.spec.owner.name in runners for at in run.share.tasks):
+                    used.add(handle)
+        return sorted(used & set(self.requests))
+
+    def fail_waiting(self, runners: Collection[str], error: MstarError) -> None:
+        """Fail the requests that wait for these runners."""
+        for entry in list(self.under_way):
+            if self._spec.node(node_of(entry)).owner.name in runners:
+                self.fail(entry.request, error)
+
     def close_all(self) -> None:
         """Free every request, after the loss of the conductor."""
         for handle in list(self.requests):

@@ -16,6 +16,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError
 from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
+from mstar_core.messages.sleep import Sleep, Wake
 from mstar_core.parallel.groups import RankGroup
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
@@ -27,6 +28,8 @@ from mstar_core.worker.main import ends_with_group, rank_plan
 from mstar_core.worker.report import device_memory
 from mstar_core.worker.start.build import build_nodes, open_device
 from mstar_core.worker.start.group import join_place
+from mstar_core.worker.start.sleep import hold_memory, rank_sleep
+from mstar_core.worker.state.sleep import RankSleep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,23 +67,30 @@ def main(argv: list[str] | None = None) -> None:
             place = join_place(arguments, plan, life)
             mailbox = sockets.open_mailbox()
             with PlanReceiver(place) as receiver, RankGroup(place, device) as group, ends_with_group():
-                nodes, adapters = follower_nodes(spec, plan, group, life)
+                nodes, adapters, sleep = follower_nodes(spec, plan, group, life)
                 keep_start()
                 life.phase("ready")
                 Follower(
-                    mailbox=mailbox, life=life, receiver=receiver, nodes=nodes, index=place.index, adapters=adapters
+                    mailbox=mailbox,
+                    life=life,
+                    receiver=receiver,
+                    nodes=nodes,
+                    index=place.index,
+                    adapters=adapters,
+                    sleep=sleep,
                 ).run()
 
 
 def follower_nodes(
     spec: DeploymentSpec, plan: GroupPlan, group: RankGroup, life: ChildLife
-) -> tuple[dict[str, NodeFollower | StatelessFollower], RankAdapters]:
+) -> tuple[dict[str, NodeFollower | StatelessFollower], RankAdapters, RankSleep]:
     """Load this rank's share of the group's nodes and of LoRA adapters, in lockstep with the leader."""
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     spec = spec.fitted(model)
     rank = rank_plan(spec, group.place.rank)
     nodes = [model.node(name) for name in rank.follows]
     _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))
+    sleeper = hold_memory(runners, group.device, sleepable=spec.sleepable)
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
     followers: dict[str, NodeFollower | StatelessFollower] = {
@@ -88,7 +98,18 @@ def follower_nodes(
         for name, runner in runners.items()
         if isinstance(runner, KVCacheEngine | StatelessEngine)
     }
-    return followers, adapters
+    sleep = rank_sleep(
+        spec,
+        model,
+        rank,
+        runners,
+        group.device,
+        sleeper,
+        life.answer,
+        group=group,
+        shared=frozenset(plan.nodes),
+    )
+    return followers, adapters, sleep
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +122,7 @@ class Follower:
     nodes: Mapping[str, NodeFollower | StatelessFollower]
     index: int
     adapters: RankAdapters = field(default_factory=RankAdapters)
+    sleep: RankSleep = field(default_factory=RankSleep)
     has_stopped: bool = False
     next_life: float = 0.0
     next_report: float = 0.0
@@ -111,6 +133,7 @@ class Follower:
         while self.life.stop_reason is None and not self.has_stopped:
             self.turn()
         self.adapters.close()
+        self.sleep.close()
         log.info("follower ends: %s", self.life.stop_reason or "the leader stopped")
 
     def turn(self) -> None:
@@ -120,6 +143,9 @@ class Follower:
             if isinstance(plan, StopPlans):
                 self.has_stopped = True
                 return
+            self.await_wake(plan.node)
+            if self.life.stop_reason is not None:
+                return
             try:
                 value = self.nodes[plan.node].run(plan, self.receiver.shared)
             except Exception as error:
@@ -128,24 +154,39 @@ class Follower:
             if value is not None and isinstance(plan, Compare):
                 self.receiver.answer(Checksum(index=self.index, node=plan.node, number=plan.number, value=value))
         now = time.monotonic()
-        if now >= self.next_life:
-            self.next_life = now + LIFE_S
-            for item in self.mailbox.drain():
-                if isinstance(item, Malformed):
-                    log.warning("a message could not be read: %s", item.error)
-                elif self.life.accepts(item):
-                    for message in self.life.receive(item):
-                        self.take(message)
-            if self.adapters.is_reading:
-                self.adapters.finish(self.life.answer)
-            self.life.beat(now, steps=self.receiver.sequence)
+        self.attend(now)
         if now >= self.next_report and self.receiver.sequence != self.reported:
             self.next_report, self.reported = now + REPORT_S, self.receiver.sequence
             self.life.telemetry({"plans": self.reported, **device_memory()})
 
+    def attend(self, now: float) -> None:
+        """Handle messages and answer the supervisor, unless that was done a moment ago."""
+        if now < self.next_life:
+            return
+        self.next_life = now + LIFE_S
+        for item in self.mailbox.drain():
+            if isinstance(item, Malformed):
+                log.warning("a message could not be read: %s", item.error)
+            elif self.life.accepts(item):
+                for message in self.life.receive(item):
+                    self.take(message)
+        if self.adapters.is_reading:
+            self.adapters.finish(self.life.answer)
+        if self.sleep.is_working:
+            self.sleep.turn()
+        self.life.beat(now, steps=self.receiver.sequence)
+
+    def await_wake(self, node: str) -> None:
+        """Wait until a node is awake: the leader's plan may come before this process has its memory again."""
+        while node in self.sleep.asleep and self.life.stop_reason is None:
+            self.mailbox.wait(LIFE_S)
+            self.attend(time.monotonic())
+
     def take(self, message: Message) -> None:
-        """Carry out a request about an adapter. No step uses it yet, or none any more."""
+        """Carry out an order about an adapter or a sleep. No step uses it yet, or none any more."""
         match message:
+            case Sleep() | Wake():
+                self.sleep.begin(message, lambda names: [])
             case LoadAdapter():
                 self.adapters.begin(message)
             case UnloadAdapter():

@@ -12,12 +12,13 @@ from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.late_warmup import LateWarmup
 from mstar_core.engine.runner import NodeRunner
-from mstar_core.errors import TransportError
+from mstar_core.errors import TransportError, Unavailable
 from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import EndSession, Reconcile
+from mstar_core.messages.sleep import Sleep, Wake
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.process.leftovers import Leftovers
@@ -32,6 +33,8 @@ from mstar_core.worker.incoming.reads import TensorReads
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.report import Report
+from mstar_core.worker.state.sleep import POLL_S as SLEEP_POLL_S
+from mstar_core.worker.state.sleep import RankSleep
 from mstar_core.worker.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -52,7 +55,8 @@ class Worker:
 
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
     that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
-    late: the warm-up of a worker that serves first. incoming: reads of tensors that are not in the host's shared
+    late: the warm-up of a worker that serves first. sleep: nodes that sleep. wakes_on_request: whether requests wake
+    them; otherwise they fail. incoming: reads of tensors that are not in the host's shared
     memory, None if there are none.
     """
 
@@ -68,6 +72,8 @@ class Worker:
     kernels: KernelLog = field(default_factory=KernelLog)
     shown: Mapping[str, str] = field(default_factory=dict)
     late: LateWarmup | None = None
+    sleep: RankSleep = field(default_factory=RankSleep)
+    wakes_on_request: bool = True
     early: EarlyMessages = field(default_factory=EarlyMessages)
     leftovers: Leftovers = field(default_factory=Leftovers)
     spin: Spin = field(default_factory=Spin)
@@ -98,6 +104,7 @@ class Worker:
         while self.life.stop_reason is None:
             self.turn()
         self.executor.adapters.close()
+        self.sleep.close()
         log.info("worker ends: %s", self.life.stop_reason)
 
     def turn(self) -> None:
@@ -111,7 +118,11 @@ class Worker:
             came += adapters.finish(self.life.answer)
         if self.executor.inputs.waiting:
             came += self.executor.begin_with_inputs()
-        is_held = self.late is not None and self.late.is_due()
+        if self.sleep.is_working:
+            came += self.sleep.turn()
+        if came and self.sleep.asleep:
+            self.wake_wanted()
+        is_held = self.late is not None and not self.sleep.is_active and self.late.is_due()
         launched = [] if is_held else self.steps.launch()
         collected = 0
         for result in self.steps.collect(launched):
@@ -143,7 +154,7 @@ class Worker:
 
     def work_in_the_quiet(self, now: float) -> bool:
         """Let runners do a piece of deferred work after a quiet time. Returns whether it was time for that."""
-        if not self.has_idle_work or now - self.quiet_since < QUIET_S:
+        if not self.has_idle_work or self.sleep.is_active or now - self.quiet_since < QUIET_S:
             return False
         if self.late is not None and self.late.work_in_the_quiet(has_requests=bool(self.executor.requests)):
             return True
@@ -155,11 +166,13 @@ class Worker:
         due = self.life.wait_s(now)
         if self.report.has_news:
             due = min(due, max(0.0, self.report.due - now))
-        if self.has_idle_work:
+        if self.has_idle_work and not self.sleep.is_active:
             due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
         if self.executor.adapters.is_reading:
             due = min(due, POLL_S)
-        if self.late is not None:
+        if self.sleep.is_working:
+            due = min(due, SLEEP_POLL_S)
+        if self.late is not None and not self.sleep.is_active:
             due = min(due, self.late.wait_s())
         if self.outbox.journal.is_waiting:
             due = min(due, self.outbox.journal.wait_s)
@@ -273,12 +286,34 @@ class Worker:
                 self.executor.adapters.begin(message)
             case UnloadAdapter():
                 self.executor.adapters.unload(message, self.life.answer)
+            case Sleep():
+                self.let_sleep(message)
+            case Wake():
+                self.sleep.begin(message, lambda names: [])
             case ReleaseSignal():
                 self.executor.release_signal(message)
             case PeerReady():
                 pass  # of no use to a worker
             case _:
                 log.warning("an unexpected %s was dropped", type(message).__name__)
+
+    def let_sleep(self, message: Sleep) -> None:
+        """Let nodes sleep unless requests use them. All nodes sleep only without any request."""
+        if not message.nodes and not self.executor.requests:
+            self.executor.features.clear()
+        self.sleep.begin(message, lambda names: list(self.executor.users(names)))
+
+    def wake_wanted(self) -> None:
+        """Report work of nodes that sleep, or fail it if requests wake none."""
+        if self.wakes_on_request:
+            self.sleep.want()
+            return
+        names = {name for name in self.sleep.asleep if self.runners[name].pressure().ready}
+        if names:
+            error = Unavailable(
+                f"{', '.join(sorted(names))} sleeps", hint="wake the nodes that the request needs", code="sleeping"
+            )
+            self.executor.fail_waiting(names, error)
 
     def close_leftovers(self, message: Reconcile) -> None:
         """Close the requests that the conductor does not know any more, and drop tensors that wait for such ones."""

@@ -35,6 +35,7 @@ from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.start.build import GroupLead, build_runners, lookahead_on, open_device
 from mstar_core.worker.start.group import join_place
+from mstar_core.worker.start.sleep import hold_memory, rank_sleep
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _worker(
     kernels = KernelLog()
     late = LateWarmup() if serves_first(life.incarnation) else None
     runners = build_runners(spec, model, rank, life, device, kernels, lead, late)
+    sleeper = hold_memory(runners, device, sleepable=spec.sleepable)
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
     kernels.serve()
@@ -141,6 +143,18 @@ def _worker(
         spin_s=spin.span_s,
         split=executor.split,
     )
+    sleep = rank_sleep(
+        spec,
+        model,
+        rank,
+        runners,
+        device,
+        sleeper,
+        life.answer,
+        group=None if lead is None else lead.group,
+        shared=frozenset() if lead is None else frozenset(lead.nodes),
+        steps=steps,
+    )
     return Worker(
         mailbox=mailbox,
         transport=transport,
@@ -155,6 +169,8 @@ def _worker(
         incoming=incoming,
         shown=shown_names(model, rank),
         late=late,
+        sleep=sleep,
+        wakes_on_request=spec.api.wake_on_request,
     )
 
 

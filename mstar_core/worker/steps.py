@@ -166,7 +166,7 @@ class Steps:
     lookahead: steps of one node that may be queued behind the running one (0 on a CPU). spin_s: length of busy-polling
     before a wait naps. ranges: profiler marks around launches and collections. split: divides steps among nodes for the
     statistics. in_flight: steps by node, oldest first. collected: number of collected steps. waited_s: seconds that the
-    thread spent waiting for steps.
+    thread spent waiting for steps. asleep: nodes that launch no steps. is_held: no node launches a step.
     """
 
     runners: Mapping[str, NodeRunner]
@@ -179,6 +179,8 @@ class Steps:
     split: Split = whole
     collected: int = 0
     waited_s: float = 0.0
+    asleep: set[str] = field(default_factory=set)
+    is_held: bool = False
     in_flight: dict[str, deque[Running]] = field(default_factory=dict)
     statistics: defaultdict[str, NodeStatistics] = field(default_factory=lambda: defaultdict(NodeStatistics))
 
@@ -200,18 +202,20 @@ class Steps:
         """
         if self.count:
             return False
-        nodes = [runner.contention() for runner in self.runners.values()]
+        nodes = [runner.contention() for name, runner in self.runners.items() if name not in self.asleep]
         holding = set[Handle]().union(*(node.holding for node in nodes))
         waiting = set[Handle]().union(*(node.waiting for node in nodes))
         return bool(waiting) and holding <= waiting
 
     def launch(self) -> list[str]:
         """Launch one step of the next node, or with lookahead one step of every node. Returns their names."""
+        if self.is_held:
+            return []
         if not self.lookahead:
             return self._launch_one()
         launched: list[str] = []
         is_fed = False
-        pressures = {name: runner.pressure() for name, runner in self.runners.items()}
+        pressures = {name: runner.pressure() for name, runner in self.runners.items() if name not in self.asleep}
         for name in sorted(pressures, key=lambda name: not pressures[name].feeds):
             # The results that feed this node are routed first; its step in flight leaves time for that.
             if is_fed and self.in_flight[name]:
@@ -241,7 +245,7 @@ class Steps:
             for node, part in self.split(name, result).items():
                 self.statistics[node].add(part)
             statistics.collect_s += self.clock() - started
-            if result.decides and self.lookahead and not steps:
+            if result.decides and self.lookahead and not steps and not self.is_held:
                 self._launch(runner)  # the device waits for it, and need not wait for the results to be routed
             collected = self.clock()
             yield result  # the caller routes it before the next collection
@@ -264,7 +268,7 @@ class Steps:
 
     def _launch_one(self) -> list[str]:
         """Launch a step of the next node that has runnable jobs."""
-        waiting: set[str] = set()
+        waiting = set(self.asleep)
         while (runner := self.scheduler.choose(waiting)) is not None:
             if self._launch(runner):
                 return [runner.name]

@@ -18,6 +18,7 @@ from mstarctl.complete import bare, deployment_names
 from mstarctl.objects.host import host_lines, read_host
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.options import GlobalOptions
+from mstarctl.output.units import size_text
 from mstarctl.serve.gateway import known_gateways
 
 LOOP: Final = (Column("LATENCY p50", "latency", is_right=True), Column("REQ/s", "requests_s", is_right=True))
@@ -236,6 +237,9 @@ def item_of(known: Known) -> dict[str, Any]:
         "pid": known.pid if is_alive else None,
         "restarts": known.head.get("restarts"),
         "cordoned": known.head.get("cordoned") or [],
+        "asleep": known.head.get("asleep") or [],
+        "sleep_level": known.head.get("sleep_level"),
+        "given_back": known.head.get("given_back"),
         "cause": known.cause,
         "last_failure": known.last_failure,
         "log_dir": known.head.get("log_dir") or (None if known.log_dir is None else str(known.log_dir)),
@@ -251,14 +255,26 @@ def _note(known: Known) -> str:
             return f"its supervisor, pid {known.pid}, does not answer"
         case "starting":
             return _progress(head)
+        case "sleeping":
+            return asleep_text(head)
         case "degraded" | "unhealthy" | "draining":
             return str(head.get("reason", ""))
         case "failed":
             return str((head or known.outcome).get("reason", ""))
         case "ready" if head.get("cordoned"):
             return f"cordoned: rank {', '.join(map(str, head['cordoned']))}"
+        case "ready" if head.get("asleep"):
+            return asleep_text(head)
         case _:
             return ""
+
+
+def asleep_text(head: dict[str, Any]) -> str:
+    """Return what sleeps, and what it has given back: `level 1, 14.0 GiB free`, or the progress of the wake."""
+    if head.get("phase"):
+        return _progress(head)
+    what = "" if head.get("state") == "sleeping" else f"{', '.join(head['asleep'])} asleep: "
+    return f"{what}level {head.get('sleep_level')}, {size_text(int(head.get('given_back') or 0))} free"
 
 
 def _progress(head: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ ROLES: Final = {
     "accent": ("starting", "draining", "stopping", "run", "prepare", "info"),
     "warn": ("degraded", "unhealthy", "warn", "warning", "queue", "resume", "stale", "waiting"),
     "bad": ("failed", "silent", "lost", "unusable", "error", "critical"),
-    "dim": ("stopped", "cancelled", "n/a", "debug", "disabled"),
+    "dim": ("stopped", "sleeping", "cancelled", "n/a", "debug", "disabled"),
 }
 BY_WORD: Final = {word: role for role, words in ROLES.items() for word in words}
 

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from mstar_core.supervisor.child import DEFAULT_PACE
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.hosts.hosts import OtherHosts
 from mstar_core.supervisor.operations.operation import Operation
+from mstar_core.supervisor.operations.sleep import RankAsleep, Sleeping, busy_error
 from mstar_core.supervisor.standby import Standby
 from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from tests.fakes.tls import NO_AUTHORITIES
@@ -110,6 +111,28 @@ class FakeAdapters:
         return Operation(number=2, kind=f"unload of adapter {name}").facts()
 
 
+class FakeSleeping(Sleeping):
+    """The sleep of rank 0, which begins and ends at once. A request that runs refuses it."""
+
+    is_busy = False
+
+    def sleep(self, level: int = 1, nodes: Sequence[str] = (), *, is_waiting: bool = False) -> dict[str, Any]:
+        self.is_busy = bool(self._deployment.running_requests()) and not is_waiting
+        self.is_whole, self.level = not nodes, level
+        self.ranks["worker-0"] = RankAsleep(dict.fromkeys(nodes or ("LLM",), level), freed=300, kept=200)
+        return Operation(number=1, kind="sleep").facts()
+
+    def wake(self, nodes: Sequence[str] = ()) -> dict[str, Any]:
+        self.check_nodes(nodes)
+        self.ranks.clear()
+        self.is_whole = False
+        return Operation(number=2, kind="wake").facts()
+
+    async def refused(self, operation: Mapping[str, Any]) -> None:
+        if self.is_busy:
+            raise busy_error(self._deployment.running_requests())
+
+
 class FakeDeployment:
     """A fake supervisor for the admin server. acts: the recorded calls."""
 
@@ -134,6 +157,8 @@ class FakeDeployment:
         self.restarts = 0
         self.operations = FakeOperations()
         self.adapters = FakeAdapters()
+        self.sleep = FakeSleeping(cast("Any", self), cast("Any", self.operations), lambda child, message: None)
+        self.running: list[str] = []
         self.phases_s = {"spawn": 0.5}
         self.cause: dict[str, Any] | None = None
         self.last_failure: dict[str, Any] | None = None
@@ -148,6 +173,9 @@ class FakeDeployment:
         self.events = Events(None, self.publisher.event)
         self.hosts = OtherHosts(self, cast("Any", None), DEFAULT_PACE, None, start=lambda work: None)
         self.standby = Standby(None, RunDirectory(folder), self.events, DEFAULT_PACE, self.logs)
+
+    def running_requests(self) -> list[str]:
+        return self.running
 
     @property
     def cordoned(self) -> frozenset[int]:

@@ -23,6 +23,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.messages.life import Cordon, Cordoned, Drained, ServiceState
 from mstar_core.messages.names import follower_name, weights_name, worker_name
+from mstar_core.messages.sleep import Sleep, SleepDone, SleepProgress, Wake
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
@@ -47,7 +48,8 @@ class Script:
 
     how: exit, error, signal, hang, deaf, silent or busy (ready, with work waiting and no step running).
     lives: number of lives that fail; 0 means all. grandchild: leave a process that keeps the output open.
-    stubborn: ignore Stop and SIGTERM. drains: answer drains, pauses and cordons.
+    stubborn: ignore Stop and SIGTERM. drains: answer drains, pauses and cordons. busy: a request refuses
+    each sleep.
     """
 
     phase: str = ""
@@ -57,6 +59,7 @@ class Script:
     grandchild: bool = False
     stubborn: bool = False
     drains: bool = True
+    busy: bool = False
 
     @classmethod
     def of(cls, name: str, incarnation: int) -> Script:
@@ -185,7 +188,7 @@ def serve(life: ChildLife, box: Mailbox, courier: Courier, name: str, script: Sc
         for item in box.drain():
             assert isinstance(item, Envelope)
             for message in life.receive(item):
-                for answer in answers(message) if script.drains else ():
+                for answer in (*sleep_answers(message, script), *(answers(message) if script.drains else ())):
                     courier.send("supervisor", answer)
 
 
@@ -196,6 +199,19 @@ def answers(message: Message) -> Iterator[Message]:
             yield from (Drained(drain=n) for n in (message.drain, message.pause, message.handover) if n)
         case Cordon():
             yield Cordoned(number=message.number, ranks=message.ranks)
+
+
+def sleep_answers(message: Message, script: Script) -> Iterator[Message]:
+    """Yield the answer of a rank to a sleep or a wake: its one node has 100 bytes on its device."""
+    match message:
+        case Sleep() if script.busy:
+            yield SleepDone(number=message.number, busy=[1])
+        case Sleep():
+            asleep = {"LLM": message.level}
+            yield SleepDone(number=message.number, asleep=asleep, is_whole=True, freed=100, kept=60)
+        case Wake():
+            yield SleepProgress(number=message.number, done=40, total=100)
+            yield SleepDone(number=message.number, freed=100)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.api_metrics import CONTENT_TYPE
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.link import CONDUCTOR
+from mstar_core.api.link import CONDUCTOR, SLEEPING
 from mstar_core.api.parse.capabilities import capabilities_of
 from mstar_core.api.routes.fields import is_named, model_names, weight_names
 from mstar_core.api.routes.sound.speech import speech_kind
@@ -130,14 +130,18 @@ async def health(exchange: Exchange) -> HTTPResponse:
         return exchange.json({"status": "unhealthy", "component": component, "reason": reason}, 503)
     if deployment.is_draining:
         return exchange.json({"status": "draining", "phase": deployment.phase})
-    if deployment.state == "ready" and CONDUCTOR in deployment.up:
+    if deployment.state in ("ready", SLEEPING) and CONDUCTOR in deployment.up:
         return exchange.json({"status": "healthy"})
     return exchange.json({"status": "starting", "phase": deployment.phase})
 
 
 async def ready(exchange: Exchange) -> HTTPResponse:
-    """Return whether a request would be accepted now."""
+    """Return whether a request would be accepted now: also by a deployment that sleeps, if requests wake it."""
     problem = exchange.service.link.deployment.problem()
+    if problem is None and exchange.service.link.deployment.state == SLEEPING:
+        message = "the next request wakes the deployment and waits for that"
+        name = exchange.service.deployment.name
+        return exchange.json({"status": SLEEPING, "model": name, "message": message})
     if problem is None:
         return exchange.json({"status": "ready", "model": exchange.service.deployment.name})
     exchange.code = problem.code

@@ -53,5 +53,10 @@ class Leases:
         for session in [session for session, lease in self._held.items() if lease.until <= now]:
             self.release(session)
 
+    def end_all(self) -> None:
+        """End all leases. Their pages stay cached."""
+        while self._held:
+            self._release_oldest()
+
     def _release_oldest(self) -> None:
         self.release(next(iter(self._held)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mstar_core.engine.base import NO_ADAPTER, Contention, Handle
 from mstar_core.engine.cache.loop_values import LoopValues
@@ -21,6 +21,7 @@ from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.kv.model_runner import ModelRunner
 from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.memory.node_memory import NodeMemory
 from mstar_core.engine.module import node_module
 from mstar_core.engine.ports import position_dtype
 from mstar_core.engine.runner import NodeRunner
@@ -31,7 +32,7 @@ from mstar_core.engine.scheduling.step import HostTransfer, KVStep
 from mstar_core.engine.transfers import HostCopy
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from mstar_core.engine.base import Job, JobKey, LoopSpec, MemoryUse, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
@@ -84,6 +85,7 @@ class KVCacheEngine(NodeRunner):
         self._loop_ports = settings.loop
         self._adapters = settings.adapters
         self._grammars = settings.grammars
+        self._module = cast("nn.Module", module)  # see `node_memory`
         self._memory = _memory(spec, settings, clock)
         self._runner = ModelRunner(
             spec,
@@ -138,6 +140,19 @@ class KVCacheEngine(NodeRunner):
     def follower(self, collectives: TorchCollectives) -> NodeFollower:
         """Return the executor of a leader's plans on this node, whose own scheduler then stays empty."""
         return self._runner.follower(collectives)
+
+    # -- sleep -------------------------------------------------------------------------------------------------------
+
+    def node_memory(self) -> NodeMemory:
+        """See NodeRunner: the module, its LoRA adapters, and the pools of the cache."""
+        kept = () if self._adapters is None else tuple(self._adapters.stacks())
+        return NodeMemory(module=self._module, kept=kept, scratch=self._runner.pools)
+
+    def sleeps(self) -> None:
+        """See NodeRunner."""
+        if (prefixes := self._memory.prefixes) is not None:
+            prefixes.leases.end_all()
+        self.forget_prefixes()
 
     # -- the worker's calls, see NodeRunner --------------------------------------------------------------------------
 

@@ -99,8 +99,8 @@ class _Results:
 class ModelRunner:
     """Executes plans of one node; the `Device` of its scheduler. Owned by the KV engine.
 
-    graphs: captured steps, None where nothing is captured. leader: publishes plans to the followers of a
-    tensor-parallel group.
+    pools: all pools of its pages. graphs: captured steps, None where nothing is captured. leader: publishes plans
+    to the followers of a tensor-parallel group.
     """
 
     def __init__(
@@ -128,7 +128,9 @@ class ModelRunner:
         self._attached: AttachedRows | None = None
         if spec.kv.attached:
             self._attached = AttachedRows(spec.kv, settings.num_pages + 1, settings.page_size, settings.dtype, device)
-        self._store = PageStore(pools, self._attached.pools if self._attached is not None else ())
+        attached = tuple(self._attached.pools) if self._attached is not None else ()
+        self._store = PageStore(pools, attached)
+        self.pools = (*pools, *attached)
         self._slots = DeviceSlots(settings.max_slots, vocab, device, position_dtype(spec))
         self._values: DeviceLoopValues | None = None
         if settings.loop is not None:

@@ -21,6 +21,7 @@ from mstar_core.engine.base import NO_ADAPTER, Done, Failed, Handle, Pressure, S
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.jobs import CandidateInputs, accepts, declares
 from mstar_core.engine.loop import EngineLoop, starting_values
+from mstar_core.engine.memory.node_memory import NodeMemory
 from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.group import StatelessFollower, StatelessLead
@@ -148,6 +149,10 @@ class StatelessEngine(NodeRunner):
     def follower(self, collectives: TorchCollectives) -> StatelessFollower:
         """Return the executor of a leader's forwards on this node, whose own queue then stays empty."""
         return StatelessFollower(self._module, collectives)
+
+    def node_memory(self) -> NodeMemory:
+        """See NodeRunner: the module."""
+        return NodeMemory(module=self._module)
 
     def open(
         self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1, adapter: int = NO_ADAPTER

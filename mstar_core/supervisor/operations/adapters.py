@@ -18,6 +18,7 @@ from mstar_core.errors import NotFound, StateConflict, TimedOut, UsageError, Wei
 from mstar_core.messages.adapters import AdapterDone, LoadAdapter, UnloadAdapter
 from mstar_core.messages.names import API, process_rank
 from mstar_core.messages.wire import Message
+from mstar_core.supervisor.operations.answers import Answers
 
 if TYPE_CHECKING:
     from mstar_core.supervisor.child import Child
@@ -48,7 +49,7 @@ class Adapters:
         self._deployment = deployment
         self._operations = operations
         self._send = send
-        self._answers: dict[tuple[str, int], AdapterDone] = {}
+        self._answers = Answers[AdapterDone](deployment, send)
 
     def facts(self) -> dict[str, Any]:
         """Return the loaded adapters and the room for them."""
@@ -94,8 +95,7 @@ class Adapters:
 
     def take(self, child: str, message: AdapterDone) -> None:
         """Take the answer of a child."""
-        self._answers[child, message.number] = message
-        self._deployment.changes.notify()
+        self._answers.take(child, message)
 
     def _check_name(self, name: str) -> None:
         spec = self._deployment.spec
@@ -139,22 +139,8 @@ class Adapters:
         A child that dies needs no unloading: its next incarnation reads the spec. Raises WeightsError with the first
         error, StateConflict if a child dies while it loads, TimedOut after `limit_s`.
         """
-        deployment, asked = self._deployment, list(names)
-        lives = {name: deployment.children[name].incarnation for name in asked}
-        for name in asked:
-            self._answers.pop((name, number), None)
-            self._send(name, message)
-
-        def has_died(name: str) -> bool:
-            child = deployment.children.get(name)
-            return child is None or child.incarnation != lives[name] or not child.is_running
-
-        def is_over() -> bool:
-            return all((name, number) in self._answers or has_died(name) for name in asked)
-
-        is_in_time = await deployment.changes.until(is_over, limit_s)
-        answers = {name: self._answers.pop((name, number), None) for name in asked}
-        if not is_in_time:
+        answers = await self._answers.ask(names, message, number, limit_s)
+        if answers is None:
             raise TimedOut(
                 "requests still use the adapter", f"they did not end within {limit_s:g} s", "cancel them, or try again"
             )

@@ -22,6 +22,8 @@ from mstar_core.supervisor.operations.rolling import RollingRestart, has_other_r
 from mstar_core.supervisor.operations.scaling import ScalableDeployment, Scaling, check_room, reservable
 
 SERVING = ("ready", "degraded")
+CARRIED_OUT = (*SERVING, "sleeping")
+"""States in which an operation goes on."""
 
 
 class OperableDeployment(ScalableDeployment, Protocol):
@@ -40,6 +42,9 @@ class OperableDeployment(ScalableDeployment, Protocol):
     @property
     def is_restarting(self) -> bool:
         """Whether a restart of all processes is in progress."""
+
+    def check_awake(self) -> None:
+        """Raise StateConflict if the deployment, or a node of it, sleeps."""
 
 
 class Operations:
@@ -202,21 +207,25 @@ class Operations:
             hint = f"mstarctl ps {self._deployment.spec.name} shows its progress"
             raise StateConflict(f"a {self.latest.kind} is in progress", self.latest.step, hint, code="in_progress")
 
-    def check_ready(self) -> None:
-        """Raise the reason why no operation can begin.
+    def check_ready(self, *, is_asleep_good: bool = False) -> None:
+        """Raise the reason why no operation can begin. is_asleep_good: it may begin while nodes sleep.
 
         Raises StateConflict during another operation or restart, Unavailable unless all processes are ready.
         """
         self._check_unbroken()
         deployment = self._deployment
+        if not is_asleep_good:
+            deployment.check_awake()
         late = [f"{c.name} is in phase {c.phase}" for c in deployment.children.values() if c.state != "ready"]
-        if deployment.state != "ready" or late:
+        is_good = deployment.state == "ready" or (is_asleep_good and deployment.state == "sleeping")
+        if not is_good or late:
             why, hint = ", ".join(late) or f"it is {deployment.state}", "wait until mstarctl ps shows ready"
             raise Unavailable("not all processes are ready", why, hint, code="not_ready")
 
     def check_serving(self) -> None:
         """Raise the reason why the deployment cannot be replaced. Processes that are being restarted are none."""
         self._check_unbroken()
+        self._deployment.check_awake()
         if self._deployment.state not in SERVING:
             why, hint = f"it is {self._deployment.state}", "wait until mstarctl ps shows ready"
             raise Unavailable("the deployment does not serve", why, hint, code="not_ready")
@@ -245,7 +254,7 @@ class Operations:
     def _check_serving(self) -> None:
         """Raise StateConflict if the deployment drains or ends, which abandons an operation."""
         deployment = self._deployment
-        if deployment.state not in SERVING:
+        if deployment.state not in CARRIED_OUT:
             raise StateConflict(f"the deployment is {deployment.state}", hint=f"mstarctl ps {deployment.spec.name}")
 
     async def _carry_out(self, operation: Operation, work: Coroutine[Any, Any, None]) -> None:
@@ -255,7 +264,7 @@ class Operations:
         doing.add_done_callback(lambda task: changes.notify())
         state, cause, hint = "failed", "the supervisor has ended it", ""
         try:
-            await changes.until(lambda: doing.done() or self._deployment.state not in SERVING)
+            await changes.until(lambda: doing.done() or self._deployment.state not in CARRIED_OUT)
             if not doing.done():
                 self._check_serving()
             await doing

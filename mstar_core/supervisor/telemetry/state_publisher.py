@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mstar_core.messages.telemetry import EdgeNews, MetricSample, SessionNews
     from mstar_core.supervisor.child import Child as Process
     from mstar_core.supervisor.hosts.hosts import OtherHosts
+    from mstar_core.supervisor.operations.sleep import Sleeping
     from mstar_core.supervisor.standby import Standby
 
 PARTS_S: Final = 0.25
@@ -55,6 +56,7 @@ BUSY: Final = 0.5
 
 SUPERVISOR: Final = "supervisor"
 STANDBY: Final = "standby"
+ASLEEP: Final = "sleeping"
 
 
 class PublishedSupervisor(Protocol):
@@ -73,6 +75,7 @@ class PublishedSupervisor(Protocol):
     children: dict[str, Process]
     standby: Standby
     hosts: OtherHosts
+    sleep: Sleeping
 
     @property
     def cordoned(self) -> frozenset[int]:
@@ -369,6 +372,7 @@ class StatePublisher:
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
             if plan.device == "cpu":  # the device of a CPU rank is the host
                 used, total = load.resident_bytes, self._memory_of(plan.host)
+            asleep = self._view.sleep.of_rank(plan.rank)
             rank = RankStatus(
                 rank=plan.rank,
                 host=plan.host,
@@ -394,6 +398,9 @@ class StatePublisher:
                 group=[] if group is None else list(group.ranks),
                 epoch=child.incarnation if child is not None and group is not None else 0,
                 plans=int(values.get(f"{follower_name(plan.rank)}.plans", 0)),
+                asleep=sorted(asleep.nodes),
+                given_back=asleep.freed,
+                kept=asleep.kept,
             )
             self.hub.put("ranks", str(plan.rank), rank)
         placed = {str(plan.rank) for plan in self._view.spec.plan.ranks}
@@ -445,8 +452,13 @@ class StatePublisher:
         )
 
     def _state_of(self, child: Process) -> str:
-        """Return the state of a process; `cordoned` for a ready one whose replica gets no new requests."""
+        """Return the state of a process.
+
+        `sleeping` for a ready one whose nodes sleep, `cordoned` for one whose replica gets no new requests.
+        """
         state, rank, cordoned = state_of(child), process_rank(child.name), self._view.cordoned
+        if state == "ready" and rank is not None and self._view.sleep.is_rank_asleep(child.name):
+            return ASLEEP
         if state != "ready" or rank is None or not cordoned:
             return state
         group = self._view.spec.plan.group_of(rank) if rank_of(child.name) is None else None
@@ -459,15 +471,19 @@ class StatePublisher:
         slowest = next((c for c in sorted(view.children.values(), key=_start_order) if c.state != "ready"), None)
         ttft, ttfa = log.ttft.quantiles(now, 0.5, 0.99), log.ttfa.quantiles(now, 0.5, 0.99)
         ended = sum(values.get(f"{API}.{what}", 0.0) for what in ("finished", "failed", "cancelled"))
+        phase = "" if slowest is None or view.state != "starting" else f"{slowest.name}: {slowest.phase}"
+        done, total = (0, 0) if slowest is None else (slowest.phase_done, slowest.phase_total)
+        if view.sleep.is_waking:
+            phase, (done, total) = "wake", view.sleep.progress
         return DeploymentStatus(
             name=spec.name,
             model=spec.model,
             plugin=spec.plugin,
             state=view.state,
             reason=view.reason,
-            phase="" if slowest is None or view.state != "starting" else f"{slowest.name}: {slowest.phase}",
-            done=0 if slowest is None else slowest.phase_done,
-            total=0 if slowest is None else slowest.phase_total,
+            phase=phase,
+            done=done,
+            total=total,
             endpoint=spec.api.url,
             pid=os.getpid(),
             log_dir=spec.log_dir,
@@ -504,6 +520,12 @@ class StatePublisher:
             realtime_interrupts=self._api_count("mstar_realtime_interrupts_total"),
             cause=None if view.cause is None else {k: v for k, v in view.cause.items() if k != "traceback"},
             last_failure=view.last_failure,
+            asleep=view.sleep.nodes,
+            sleep_level=view.sleep.level,
+            given_back=view.sleep.freed,
+            wakes=view.sleep.wakes,
+            slept_at=view.sleep.slept_at,
+            woke_at=view.sleep.woke_at,
         )
 
     def _rate(self, now: float, value: float, *what: str) -> float:

@@ -149,21 +149,7 @@ def build_nodes(
     has_attention = any(node.kv is not None and attention_of(spec, device, node.kv) == "flashinfer" for node in nodes)
     preloading = preload(PRELOADED if has_attention else PRELOADED[:1]) if device.type == "cuda" else None
     life.phase("weights")
-    context = ModelContext(
-        spec=model,
-        folder=Path(spec.folder) if spec.folder else None,
-        device=device,
-        dtype=dtype,
-        model_kwargs=spec.model_kwargs,
-        progress=_weight_progress(life),
-    )
-    loaded = load_nodes(model, context, [node for node in nodes if node.name not in shared])
-    if group is not None:
-        sharded = replace(context, shard=group.shard)
-        parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
-        loaded += load_nodes(model, sharded, parts)
-    _prepare(spec, loaded, device, dtype)
-    banks = adapter_banks(spec, loaded)
+    loaded, banks = load_prepared(spec, model, device, nodes, group, shared, _weight_progress(life))
     life.phase("kv")
     working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
     plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype, working)
@@ -192,6 +178,37 @@ def build_nodes(
                 lookahead=lookahead_on(device),
             )
     return loaded, runners
+
+
+def load_prepared(
+    spec: DeploymentSpec,
+    model: ModelSpec,
+    device: torch.device,
+    nodes: Sequence[NodeSpec],
+    group: RankGroup | None,
+    shared: frozenset[str],
+    progress: Callable[[int, int, str], None],
+) -> tuple[list[LoadedNode], dict[str, AdapterBank]]:
+    """Load nodes, fuse and quantize their weights, and make room for LoRA adapters. See `build_nodes`.
+
+    A wake from level 2 calls this again: every step has the same result as at the start.
+    """
+    dtype = compute_dtype(spec.dtype, device)
+    context = ModelContext(
+        spec=model,
+        folder=Path(spec.folder) if spec.folder else None,
+        device=device,
+        dtype=dtype,
+        model_kwargs=spec.model_kwargs,
+        progress=progress,
+    )
+    loaded = load_nodes(model, context, [node for node in nodes if node.name not in shared])
+    if group is not None:
+        sharded = replace(context, shard=group.shard)
+        parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
+        loaded += load_nodes(model, sharded, parts)
+    _prepare(spec, loaded, device, dtype)
+    return loaded, adapter_banks(spec, loaded)
 
 
 def local_node(node: NodeSpec, size: int) -> NodeSpec:

@@ -127,6 +127,11 @@ class FeatureCache:
             self.used_bytes -= sum(value.nbytes for value in dropped.values())
         self._entries[key] = {port: _copied(value) for port, value in outputs.items()}
 
+    def clear(self) -> None:
+        """Drop all outputs."""
+        self._entries.clear()
+        self.used_bytes = 0
+
     def counters(self) -> dict[str, float]:
         """Return the gauges and counters of this rank; empty if nothing is kept."""
         if not self.hits + self.misses:
