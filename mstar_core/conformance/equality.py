@@ -85,8 +85,7 @@ def _merged(items: tuple[OutputItem, ...]) -> list[OutputItem]:
 
 
 RELATIVE: Final = 1e-4
-ABSOLUTE: Final = 1e-4
-"""Tolerances of floats: the effect of another summation order in float32."""
+"""Tolerance of floats, relative and absolute: the effect of another summation order in float32."""
 
 STEPS: Final = {"int16": 8, "uint8": 2}
 """Tolerances of quantised values, in steps."""
@@ -103,7 +102,7 @@ def require_equal(expected: RequestOutcome, actual: RequestOutcome, what: str) -
         )
     for port in sorted({item.port for item in (*expected.items, *actual.items)}):
         modality = next(item.modality for item in (*expected.items, *actual.items) if item.port == port)
-        _require_port(modality, expected.of(port), actual.of(port), f"{what}: {modality} of port {port}")
+        require_port(modality, expected.of(port), actual.of(port), f"{what}: {modality} of port {port}")
 
 
 def require_same_bytes(expected: RequestOutcome, actual: RequestOutcome, what: str) -> None:
@@ -123,7 +122,10 @@ def joined_values(arrays: list[Array]) -> Array:
     return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0)
 
 
-def _require_port(modality: str, expected: list[Array], actual: list[Array], what: str) -> None:
+def require_port(
+    modality: str, expected: list[Array], actual: list[Array], what: str, tolerance: float = RELATIVE
+) -> None:
+    """Raise EngineError naming `what` if the values of a port differ. tolerance: of floats, relative and absolute."""
     first, second = joined_values(expected), joined_values(actual)
     if first.shape != second.shape:
         raise EngineError(f"{what} has a different length", f"{second.size} elements instead of {first.size}")
@@ -132,7 +134,7 @@ def _require_port(modality: str, expected: list[Array], actual: list[Array], wha
             raise EngineError(f"{what} differs", f"first at element {int(np.argmax(first != second))}")
         return
     wide_first, wide_second = first.astype(np.float64), second.astype(np.float64)
-    allowed = STEPS.get(first.dtype.name, ABSOLUTE + RELATIVE * np.abs(wide_first))
+    allowed = STEPS.get(first.dtype.name, tolerance + tolerance * np.abs(wide_first))
     apart = np.abs(wide_first - wide_second)
     if first.dtype.kind == "f" and not (np.isfinite(wide_first).all() and np.isfinite(wide_second).all()):
         raise EngineError(f"{what} holds values that are not finite")

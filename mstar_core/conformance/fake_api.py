@@ -32,7 +32,7 @@ from mstar_core.messages.requests import (
 from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.params import parse_params
-from mstar_core.plugin.processor import MediaPart, Processor, PromptRequest
+from mstar_core.plugin.processor import Inputs, MediaPart, Processor, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, PROGRESS
 from mstar_core.transport.tensors import inline
@@ -151,27 +151,7 @@ class FakeApi:
 
     def send(self, ask: SampleRequest) -> SentRequest:
         """Check a request and send it to the conductor. Raises RequestError where the api would refuse it."""
-        params = parse_params(self._spec.params, ask.params).params
-        if getattr(params, "seed", 0) is None:
-            params = dataclasses.replace(params, seed=ask.seed)
-        events = [name for name in ask.outputs if name in EVENTS]
-        outputs = (*check_outputs(self._spec, [name for name in ask.outputs if name not in EVENTS]), *events)
-        inputs = self._processor.process_prompt(
-            PromptRequest(
-                text=ask.text,
-                texts=ask.texts,
-                turns=ask.turns,
-                reads_windows=ask.reads_windows,
-                is_open=ask.is_open,
-                ids=ask.ids,
-                media=ask.media,
-                order=ask.order,
-                params=params,
-                outputs=frozenset(outputs),
-                seed=ask.seed,
-                max_seq_len=self._max_seq_len,
-            )
-        )
+        params, outputs, inputs = self.prepared(ask)
         self.sent += 1
         call = self.calls[self.sent] = SentRequest(self.sent, ask)
         if ask.resume is not None:
@@ -205,6 +185,31 @@ class FakeApi:
     def grow(self, call: SentRequest, name: str, values: Sequence[int], *, is_over: bool = False) -> None:
         """Add values to a growing input of a request."""
         self._box.send(CONDUCTOR, MoreInput(handle=call.handle, name=name, values=list(values), is_over=is_over))
+
+    def prepared(self, ask: SampleRequest) -> tuple[Any, tuple[str, ...], Inputs]:
+        """Return a request's parameters, its outputs and what the processor makes of it. Raises RequestError."""
+        params = parse_params(self._spec.params, ask.params).params
+        if getattr(params, "seed", 0) is None:
+            params = dataclasses.replace(params, seed=ask.seed)
+        events = [name for name in ask.outputs if name in EVENTS]
+        outputs = (*check_outputs(self._spec, [name for name in ask.outputs if name not in EVENTS]), *events)
+        inputs = self._processor.process_prompt(
+            PromptRequest(
+                text=ask.text,
+                texts=ask.texts,
+                turns=ask.turns,
+                reads_windows=ask.reads_windows,
+                is_open=ask.is_open,
+                ids=ask.ids,
+                media=ask.media,
+                order=ask.order,
+                params=params,
+                outputs=frozenset(outputs),
+                seed=ask.seed,
+                max_seq_len=self._max_seq_len,
+            )
+        )
+        return params, outputs, inputs
 
     def cancel(self, call: SentRequest) -> None:
         """Cancel a request as a client disconnect does."""

@@ -319,14 +319,15 @@ class Attention(FusibleLayer):
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
-    def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Return [T, width]. x: [T, width]; rotation: cosine and sine [T, 1, head_dim]."""
+    def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return [T, width]. x: [T, width]; rotation: cosine and sine [T, 1, head_dim], None for none."""
         return sum_partials(self.branch(x, kv, rotation), x)
 
-    def branch(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def branch(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the same, or the partial sums of the output projection: see `linear.project_partial`."""
         spec, tokens = self.spec, x.shape[0]
-        if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
+        is_whole = rotation is not None and rotation[0].shape[-1] == spec.head_dim
+        if rotation is not None and is_whole and self._fused is not None and uses_fused_kernels(x):
             packed = project_partial(x, self._fused)
             if self.adapted is not None:
                 self.adapted.add(x, packed)
@@ -345,7 +346,8 @@ class Attention(FusibleLayer):
         value = self._projected("v_proj", x).view(tokens, spec.kv_heads, spec.head_dim)
         if spec.norm_eps is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, *rotation), rotate(key, *rotation)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
         mixed = kv.attend(self.layer, query, key, value, spec.scale)
         return self._output(mixed.reshape(tokens, -1))
 
@@ -412,7 +414,7 @@ class DecoderBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(spec.width, eps)
         self.mlp = GatedMLP(spec.width, inner, shard=shard) if isinstance(inner, int) else inner
 
-    def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return [T, width]. x: [T, width]."""
         branch = self.self_attn.branch(self.input_layernorm(x), kv, rotation)
         x, normed = self.post_attention_layernorm.after_add(x, branch)
@@ -420,7 +422,7 @@ class DecoderBlock(nn.Module):
         return out
 
     def forward_chained(
-        self, x: Tensor, normed: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], next_norm: RMSNorm
+        self, x: Tensor, normed: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor] | None, next_norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
         """Run the block between norms, so that its last addition and the next block's norm share a kernel.
 

@@ -117,6 +117,13 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
     ("silver", "light"): {
         "key-map": "every published weight has a place in the model or is left out on purpose, and no place stays empty"
     },
+    ("gold", "gold"): {
+        "reference": "answers equal those of the plugin's reference, an independent computation",
+        "reference-batched": "so do those of requests of mixed lengths in one batch",
+        "reference-chunked": "so do those of prompts that are read in pieces",
+        "reference-preempted": "so do those of requests that are preempted in turn, in a cache too small for them",
+        "reference-split": "so do those of a model that is split over two ranks",
+    },
 }
 """Grade and module -> name -> what the check holds. The function has the same name, with underscores."""
 

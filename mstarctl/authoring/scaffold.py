@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +11,75 @@ from string import Template
 from typing import Final, Literal
 
 from mstar_core.errors import ConfigError, UsageError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of models. folders: of its templates beside the common ones. output: modality of its sample request.
+
+    weights: what its official checkpoint is, for the README.
+    """
+
+    folders: tuple[str, ...]
+    summary: str
+    nodes: str
+    output: str
+    sample_title: str
+    weights: str
+
+
+OWN: Final = "The weights are in a layout of this package: set `REPO` in `config.py` once they are published."
+KINDS: Final[Mapping[str, Kind]] = {
+    "llm": Kind(
+        folders=("checkpoint", "llm"),
+        summary="a language model in the layout of Llama, text in, text out.",
+        nodes="LM",
+        output="text",
+        sample_title="a text to a text",
+        weights="`REPO` in `config.py` names SmolLM2 135M, which `mstarctl up $model` downloads.",
+    ),
+    "encdec": Kind(
+        folders=("checkpoint", "encdec"),
+        summary="an encoder-decoder in the layout of BART, text in, text out.",
+        nodes="encoder, decoder",
+        output="text",
+        sample_title="a text to a text",
+        weights="`REPO` in `config.py` names BART base, which `mstarctl up $model` downloads.",
+    ),
+    "audio-in": Kind(
+        folders=("checkpoint", "audio-in"),
+        summary="an audio encoder in the layout of Whisper before a Llama, sound and text in, text out.",
+        nodes="audio_encoder, LM",
+        output="text",
+        sample_title="a sound to a text",
+        weights=OWN,
+    ),
+    "tts-codec": Kind(
+        folders=("checkpoint", "tts-codec"),
+        summary="a Llama that writes codes and a codec that turns them into sound while it writes.",
+        nodes="LM, codec",
+        output="audio",
+        sample_title="a text to speech",
+        weights=OWN,
+    ),
+    "diffusion": Kind(
+        folders=("checkpoint", "diffusion"),
+        summary="a flow over latents that attends to a text, text in, pictures out.",
+        nodes="text_encoder, noise, denoiser, decoder",
+        output="image",
+        sample_title="a text to a picture",
+        weights=OWN,
+    ),
+    "encoder": Kind(
+        folders=("checkpoint", "encoder"),
+        summary="an encoder in the layout of RoBERTa, a text to one vector.",
+        nodes="encoder",
+        output="embedding",
+        sample_title="a text to a vector",
+        weights="`REPO` in `config.py` names a sentence encoder, which `mstarctl up $model` downloads.",
+    ),
+}
+"""Kinds of models by the name of the shape."""
 
 Engine = Literal["kv", "stateless"]
 ENGINES: Final[tuple[Engine, ...]] = ("stateless", "kv")
@@ -91,7 +160,13 @@ class Shape:
             "stateless_choice": '(Upper() if node.name == "upper" else Turn())' if numbers else "Upper()",
             "kv_choice": 'self._lm() if node.name == "LM" else Turn().to(self.ctx.device)' if numbers else "self._lm()",
             "summary": self._summary(),
+            "more": "",
         }
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of the templates beside the common ones."""
+        return ("toy", self.engine)
 
     def _graph_import(self) -> str:
         chosen = {*GRAPH_NAMES[self.engine], *(STAGE_NAMES if self.partitions > 1 else ())}
@@ -146,32 +221,93 @@ _NAME: Final = re.compile(r"^[a-z][a-z0-9]*(-[a-z0-9]+)+$")
 _TAKEN: Final = frozenset({"mstar", "mstarctl", "mstar-core"})
 
 
-def write_plugin(name: str, folder: Path, *, engine: str = ENGINES[0], partitions: int = 1) -> tuple[Path, ...]:
+def write_plugin(
+    name: str, folder: Path, *, engine: str = ENGINES[0], partitions: int = 1, kind: str = ""
+) -> tuple[Path, ...]:
     """Write the distribution `name` into `folder` and return the files written.
 
-    engine: of the first node, `stateless` or `kv`. partitions: number of partitions, joined by streams.
+    kind: of models, a key of KINDS. Without it a toy is written: engine is that of its first node, `stateless` or `kv`,
+    and partitions their number, joined by streams.
     Raises UsageError for an invalid name or shape or a folder that is not empty, ConfigError if writing fails.
     """
-    shape = shape_of(engine, partitions)
-    words = {**template_words(name), **shape.words()}
+    words = template_words(name)
+    if kind and (engine, partitions) != (ENGINES[0], 1):
+        raise UsageError("--shape has nodes of its own", hint="leave out --engine and --partitions")
+    if kind:
+        folders, more = kind_of(kind).folders, kind_words(kind, words)
+    else:
+        shape = shape_of(engine, partitions)
+        folders, more = shape.folders, shape.words()
+    words = {**words, **more}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty", hint="name a new folder")
     written = []
     try:
-        for source in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
-            part, *rest = source.relative_to(TEMPLATE).parts
-            if part not in ("common", shape.engine):
-                continue
-            relative = "/".join(rest).removesuffix(SUFFIX).replace("package_", words["package"])
+        for source, part in template_files(("common", *folders)).items():
+            relative = source.removesuffix(SUFFIX).replace("package_", words["package"])
             target = folder / relative.replace("model_", words["model"])
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+            text = Template((TEMPLATE / part / source).read_text(encoding="utf-8")).substitute(words)
+            target.write_text(sorted_imports(text) if target.suffix == ".py" else text, encoding="utf-8")
             written.append(target)
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written", error.strerror or str(error), file=str(folder), key=""
         ) from error
     return tuple(written)
+
+
+def template_files(folders: Sequence[str]) -> dict[str, str]:
+    """Return the folder of each template file, by its path within. A file of a later folder replaces an earlier one."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        home = TEMPLATE / folder
+        found |= {str(path.relative_to(home)): folder for path in sorted(home.rglob(f"*{SUFFIX}"))}
+    return found
+
+
+def kind_of(name: str) -> Kind:
+    """Return a kind of models. Raises UsageError with the choices."""
+    if name not in KINDS:
+        raise UsageError(f"there is no shape {name!r}", hint=did_you_mean(name, KINDS))
+    return KINDS[name]
+
+
+def kind_words(name: str, words: Mapping[str, str]) -> dict[str, str]:
+    """Return the template variables of a kind."""
+    kind = kind_of(name)
+    files = (
+        ("config", "sizes and ids of a checkpoint"),
+        ("nodes", "modules of the nodes and the names of their weights"),
+    )
+    rows = [f"| `src/{words['package']}/{file}.py` | | {what} |" for file, what in files]
+    checks = "`reference.py` computes the same answers in another way; the gold checks compare them."
+    more = "\n".join([*rows, "", _filled(kind.weights, **words), "", checks, ""])
+    return {
+        "summary": kind.summary,
+        "node_names": kind.nodes,
+        "output": kind.output,
+        "sample_title": kind.sample_title,
+        "more": more,
+    }
+
+
+_IMPORT: Final = re.compile(r"^ *from \S+ import (?:\([^)]*\)|[^(\n]*)\n", re.MULTILINE)
+
+
+def sorted_imports(text: str) -> str:
+    """Return a module whose adjacent `from` imports are sorted by module: their order depends on the package's name."""
+    found = list(_IMPORT.finditer(text))
+    blocks: list[list[re.Match[str]]] = []
+    for statement in found:
+        if blocks and blocks[-1][-1].end() == statement.start():
+            blocks[-1].append(statement)
+        else:
+            blocks.append([statement])
+    for block in reversed(blocks):
+        ordered = sorted((each[0] for each in block), key=lambda each: each.split()[1])
+        text = text[: block[0].start()] + "".join(ordered) + text[block[-1].end() :]
+    return text
 
 
 def shape_of(engine: str, partitions: int) -> Shape:

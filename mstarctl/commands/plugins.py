@@ -150,17 +150,22 @@ def new_plugin(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the distribution, such as mstar-foo")],
     folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="where to write it; default ./NAME")] = None,
+    shape: Annotated[
+        str, typer.Option(help="kind of model: llm, encdec, audio-in, tts-codec, diffusion or encoder; default a toy")
+    ] = "",
     engine: Annotated[
-        str, typer.Option(help="engine of the first node: stateless, or kv for a language model")
+        str, typer.Option(help="of a toy: engine of the first node, stateless, or kv for a language model")
     ] = "stateless",
-    partitions: Annotated[int, typer.Option(help="number of partitions, joined by streams")] = 1,
+    partitions: Annotated[int, typer.Option(help="of a toy: number of partitions, joined by streams")] = 1,
 ) -> None:
-    """Write a working plugin to start from: a byte-level toy model with tests."""
+    """Write a working plugin to start from, with a tiny checkpoint, a reference and tests."""
     from mstarctl.authoring.scaffold import write_plugin
 
     printer = Printer.of(ctx)
-    files = write_plugin(name, folder or Path(name), engine=engine, partitions=partitions)
+    files = write_plugin(name, folder or Path(name), engine=engine, partitions=partitions, kind=shape)
     home = folder or Path(name)
     printer.items("file", [{"name": str(path)} for path in files], (Column("WROTE", "name"),))
     printer.say(f"  try: pip install -e {home} && pytest {home}")
-    printer.say(f"       mstarctl plugins check {name.removeprefix('mstar-').replace('-', '_')}")
+    model = name.removeprefix("mstar-").replace("-", "_")
+    printer.say(f"       mstarctl plugins check {model}")
+    printer.say(f"       mstarctl up {model}:tiny")
