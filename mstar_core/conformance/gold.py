@@ -21,9 +21,9 @@ from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.samples import greedy, mixed
 from mstar_core.errors import EngineError
 from mstar_core.graph import KV_CACHE
+from mstar_core.plugin.check.reference import FUNCTION, MODULE, Reference, ReferenceRequest
 from mstar_core.plugin.conformance import CheckSkipped, Subject
 from mstar_core.plugin.params import param_specs
-from mstar_core.plugin.reference import FUNCTION, MODULE, Reference, ReferenceRequest
 from mstar_core.plugin.surface import EVENTS
 
 if TYPE_CHECKING:
