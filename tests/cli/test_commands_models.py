@@ -168,7 +168,7 @@ def test_a_new_plugin_works_and_its_own_tests_pass(cli: Cli, tmp_path: Path) -> 
     info = home / "src" / "mstar_foo-0.1.0.dist-info"
     info.mkdir()
     project = (home / "pyproject.toml").read_text()
-    requirement = next(line.split('"')[1] for line in project.splitlines() if line.startswith("dependencies"))
+    requirement = next(line.split('"')[1] for line in project.splitlines() if '"mstarctl[' in line)
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: mstar-foo\nVersion: 0.1.0\nRequires-Dist: {requirement}\n"
     )
