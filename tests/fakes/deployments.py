@@ -18,11 +18,11 @@ from mstar_core.gateway.serve_file import ServeFile
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-async def serve_on_port(server: web.Server[Any]) -> tuple[str, Callable[[], Awaitable[None]]]:
-    """Serve on a free port. Returns the URL and the function that stops it."""
+async def serve_on_port(server: web.Server[Any], port: int = 0) -> tuple[str, Callable[[], Awaitable[None]]]:
+    """Serve on a port, 0 for a free one. Returns the URL and the function that stops it."""
     runner = web.ServerRunner(server, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     host, port = runner.addresses[0][:2]
     return f"http://{host}:{port}", runner.cleanup
@@ -61,11 +61,10 @@ class FakeDeployment:
         """The deployment as the door knows it."""
         return Replica(model=self.model, deployment=self.name or self.model, url=self.url, key=self.key)
 
-    async def start(self) -> None:
-        """Listen on a free port."""
-        self.url, self._close = await serve_on_port(
-            web.Server(self._handle, handler_cancellation=True, auto_decompress=False)
-        )
+    async def start(self, port: int = 0) -> None:
+        """Listen on a port, 0 for a free one."""
+        server: web.Server[Any] = web.Server(self._handle, handler_cancellation=True, auto_decompress=False)
+        self.url, self._close = await serve_on_port(server, port)
 
     async def close(self) -> None:
         """Stop; later connections are refused."""
