@@ -61,6 +61,11 @@ JUDGED = {
         words=("-m", "train.judge", "--url", "{url}", "--sentences", "30", "--processes", "{workers}"),
         needs=("pocketsphinx",),
     ),
+    "qwen3_tts": Judged(
+        folder=PLUGINS / "mstar-qwen3tts",
+        words=("-m", "train.judge", "{url}", "--rounds", "3", "--workers", "{workers}"),
+        needs=("pocketsphinx", "soxr"),
+    ),
     "wan22": Judged(
         folder=PLUGINS / "mstar-wan22/train",
         words=("judge_moves.py", "{url}", "--videos", "60", "--workers", "{workers}"),

@@ -70,7 +70,7 @@ def test_sound_of_a_case_is_that_of_the_reference_in_any_pieces(case: Case, size
     codec = node(case.folder.name, "Codec")
     state = codec.new_state(1)
     if case.is_clone and bool((rows[:, 1] <= -3).any()):
-        state = codec(reference=[placed(case, rows)[2][None]])["state"][0][None]
+        state = codec(reference=[placed(case, rows)[2]])["state"][0][None]
     codes, sound, at = case.tensors["codes"].long()[None], [], 0
     for size in itertools.cycle(sizes):
         piece = codes[:, at : at + size]

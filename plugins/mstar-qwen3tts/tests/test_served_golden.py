@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin.processor import MediaPart
 from mstar_qwen3tts.plugin import mstar_models
+from mstar_qwen3tts.voice.encoder import CodecEncoder
+from mstar_qwen3tts.voice.speaker import SpeakerEncoder
 
 from .driver import NAMES
 from .golden_set import CASES, FOLDER, Case
@@ -54,3 +57,31 @@ def test_cases_served_together_sound_like_the_reference(folder: str) -> None:
         expected = (case.tensors["waveform"].flatten().numpy() * 32767).round().astype(np.int32)
         # The reference may cut one sample less than whole frames of a recording.
         assert abs(pcm - expected[-len(pcm) :]).max() <= PCM, case.name
+
+
+def test_a_voice_is_encoded_once_and_its_codec_state_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in map(Case, CASES) if case.is_clone and case.call.get("ref_text") and case.kind is None]
+    if not cases:
+        pytest.skip("the set has no cloned voice with its text")
+    case, runs = cases[0], dict[str, int]()
+
+    def counted(kind: type[Any], name: str) -> None:
+        method = getattr(kind, name)
+
+        def run(self: Any, *args: Any) -> Any:
+            runs[kind.__name__] = runs.get(kind.__name__, 0) + 1
+            return method(self, *args)
+
+        monkeypatch.setattr(kind, name, run)
+
+    counted(CodecEncoder, "forward")
+    counted(SpeakerEncoder, "forward")
+    (model,) = (spec for spec in mstar_models() if spec.name == "qwen3_tts_base")
+    runtime = LocalRuntime(model.bound(case.folder, {}), case.folder)
+    features = runtime.workers[0].executor.features
+    (first,) = runtime.ask(request(case))
+    assert runs == {"CodecEncoder": 1, "SpeakerEncoder": 1}
+    made = features.misses
+    (second,) = runtime.ask(request(case))
+    assert first.outputs == second.outputs
+    assert runs == {"CodecEncoder": 1, "SpeakerEncoder": 1} and features.misses == made

@@ -69,7 +69,6 @@ def build(config: TTSConfig) -> TTSGraph:
         first_from="initial_codec_chunk_frames",
     )
     frames = Stream("codec_frames", into=(codec, "codes"), chunk=ramp)
-    recorded = Stream("recorded_frames", into=(codec, "reference"), chunk=FixedChunk(1))
     speak = GraphNode(
         talker,
         ("code0", "last_hidden", "begun", "text", RANDOM, *RULE, IGNORE_EOS),
@@ -95,7 +94,7 @@ def build(config: TTSConfig) -> TTSGraph:
         talking["talker_prefill"] = GraphNode(talker, ("prompt", IGNORE_EOS))
     else:
         encoder, prompt = _voice_encoder(config), _voice_prompt(config)
-        nodes, streams = (encoder, prompt, feed, talker, codec), (ids, frames, recorded)
+        nodes = (encoder, prompt, feed, talker, codec)
         heard = (GraphEdge("speaker", prompt), GraphEdge("frames", prompt))
         read = Sequential(
             GraphNode(
@@ -106,9 +105,12 @@ def build(config: TTSConfig) -> TTSGraph:
             GraphNode(talker, ("prompt", "embeds", IGNORE_EOS)),
         )
         talking["talker_prefill_timbre"] = Sequential(GraphNode(encoder, ("audio",), heard), read)
-        both = (*heard, StreamingGraphEdge("frames", recorded))
-        talking["talker_prefill_voice"] = Sequential(GraphNode(encoder, ("audio",), both), read)
-        sounding["codec_begin_voice"] = GraphNode(codec, ("reference",))
+        talking["talker_prefill_voice"] = talking["talker_prefill_timbre"]
+        # All inputs follow from the recording's content, so the state of a voice is found again by it.
+        sounding["codec_begin_voice"] = Sequential(
+            GraphNode(encoder, ("audio",), (GraphEdge("frames", codec, into="reference"),)),
+            GraphNode(codec, ("reference",)),
+        )
     return TTSGraph(
         nodes=nodes,
         streams=streams,
@@ -170,7 +172,7 @@ def _codec(config: TTSConfig) -> NodeSpec:
         weight_bytes=457_000_000,
         ports={
             "fresh": "i64[1]",
-            "reference": f"i64[o,f,{sizes.groups}]",
+            "reference": f"i64[f,{sizes.groups}]",
             "codes": f"i64[n,{sizes.groups}]",
             "state": "f32[s]",
             "pcm": "i16[samples]",

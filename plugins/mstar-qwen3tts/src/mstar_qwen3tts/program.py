@@ -37,6 +37,8 @@ def talker(request: ProgramRequest) -> ProgramGenerator:
 
 def codec(request: ProgramRequest) -> ProgramGenerator:
     """Turn frames into sound as they come, going on from a recording if its text is known."""
-    goes_on = any(segment.kind == VOICE for segment in request.segments)
-    begin = Run("codec_begin_voice") if goes_on else Run("codec_begin", fresh=request.inputs["fresh"])
+    begin = Run("codec_begin", fresh=request.inputs["fresh"])
+    for segment in request.segments:
+        if segment.kind == VOICE:
+            begin = Run("codec_begin_voice", audio=segment)
     yield [begin, Run("codec_chunk")]

@@ -124,13 +124,13 @@ class Codec(nn.Module, CapturesFunction):
     ) -> dict[str, Tensor | list[Tensor]]:
         """Begin streams, or decode their next frames.
 
-        fresh: [B, ...]: returns the state of new streams. reference: int64 [1, n, groups] of each stream, the frames of
+        fresh: [B, ...]: returns the state of new streams. reference: int64 [n, groups] of each stream, the frames of
         a recording that the speech goes on from: returns the state after them. codes: int64 [B, n, groups] with state
         float32 [B, values]: returns pcm int16 [B, samples] and the state after them.
         Raises EngineError on the CPU for an id that is not a code.
         """
         if reference is not None:
-            return {"state": [self.run(frames, self.new_state(1))[1][0] for frames in reference]}
+            return {"state": [self.run(frames[None], self.new_state(1))[1][0] for frames in reference]}
         if codes is None:
             assert fresh is not None
             return {"state": [self.new_state(1)[0] for _ in fresh]}

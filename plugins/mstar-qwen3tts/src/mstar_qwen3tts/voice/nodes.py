@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,15 +16,23 @@ from mstar_qwen3tts.voice.mel import log_mel
 from mstar_qwen3tts.voice.speaker import SpeakerEncoder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
     from torch import Tensor
 
+    Samples = npt.NDArray[np.float32]
+
     from mstar_qwen3tts.checkpoint.config import TTSConfig
+
+RECENT: Final = 8
+"""Clips whose outputs the encoder keeps, about 10 kB each."""
 
 
 class VoiceEncoder(nn.Module):
     """A recording to the speaker's vector and the frames of codes. Parameters as in both files of the checkpoint."""
 
-    listed_ports = ("audio",)
+    host_ports = ("audio",)
     device_outputs = ("speaker", "frames")
 
     def __init__(self, config: TTSConfig) -> None:
@@ -32,12 +42,24 @@ class VoiceEncoder(nn.Module):
         self.bins = config.speaker.mel
         self.speaker_encoder = SpeakerEncoder(config.speaker)
         self.encoder = CodecEncoder(config.encoder)
+        self._recent: dict[bytes, tuple[Tensor, Tensor]] = {}  # the oldest first
 
-    def forward(self, *, audio: list[Tensor]) -> dict[str, list[Tensor]]:
+    def forward(self, *, audio: Sequence[Samples]) -> dict[str, list[Tensor]]:
         """Return speaker [width] and frames int64 [frames, groups] of each clip. audio: float32 [1, n] each, 24 kHz."""
-        clips = [clip.reshape(-1) for clip in audio]
-        speakers = [self.speaker_encoder(log_mel(clip, self.bins)).float() for clip in clips]
-        return {"speaker": speakers, "frames": [self.encoder(clip) for clip in clips]}
+        made = [self._encoded(np.asarray(clip, dtype=np.float32).reshape(-1)) for clip in audio]
+        return {"speaker": [speaker for speaker, _ in made], "frames": [frames for _, frames in made]}
+
+    def _encoded(self, clip: Samples) -> tuple[Tensor, Tensor]:
+        """Encode a clip, unless it is a recent one: a new voice comes twice, for its prompt and for its codec state."""
+        key = hashlib.blake2b(clip.tobytes(), digest_size=16).digest()
+        found = self._recent.pop(key, None)
+        if found is None:
+            samples = torch.from_numpy(clip).to(next(self.parameters()).device)
+            found = self.speaker_encoder(log_mel(samples, self.bins)).float(), self.encoder(samples)
+        self._recent[key] = found
+        while len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
+        return found
 
 
 class VoicePrompt(nn.Module):
