@@ -107,13 +107,13 @@ class Load:
     async def run(self) -> dict[str, Any]:
         """Send requests until the time is over. Returns counts."""
         async with httpx.AsyncClient(timeout=900.0, limits=httpx.Limits(max_connections=64)) as client:
-            before, began = await self._models(client), time.perf_counter()
+            before, began = gateway_models(self._options), time.perf_counter()
             until = began + 60 * self._options.minutes
             await asyncio.gather(*(self._client(client, seed, until) for seed in range(self._options.clients)))
             took_s = time.perf_counter() - began
-            after = await self._models(client)
+            after = gateway_models(self._options)
             await self._added(client)
-        wakes = {name: int(after[name].get("wakes", 0)) - int(before[name].get("wakes", 0)) for name in MODELS}
+        wakes = {name: int(after[name]["wakes"]) - int(before[name]["wakes"]) for name in MODELS}
         return {
             "load_s": round(took_s, 1),
             "wakes": wakes,
@@ -164,6 +164,13 @@ class Load:
             direct_s = await self._first_byte(client, direct, ask)
             differences.append(through_s - direct_s)
         self._figures.add("added_first_byte", differences)
+
+
+def gateway_models(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the models of the gateway with their wakes and the memory that they hold."""
+    command = [*MSTARCTL, "serve", "ls", "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=options.environment)
+    return {item["name"]: item for item in json.loads(done.stdout)["items"]}
 
 
 def deployment_url(options: argparse.Namespace, name: str) -> str:
