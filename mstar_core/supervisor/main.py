@@ -38,6 +38,7 @@ from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.hosts.hosts import RemoteLink
 from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
+from mstar_core.supervisor.operations.device_shares import DeviceShares
 from mstar_core.supervisor.succession.predecessor import HandoverServer
 from mstar_core.supervisor.succession.successor import Takeover
 from mstar_core.supervisor.succession.wire import KIND
@@ -244,6 +245,7 @@ async def _run(
             spec, run, courier, endpoint, kinds, pace, listener=listener, standby=standby_kind(spec), remote=remote
         )
         supervisor.logs[NAME] = own_log
+        supervisor.sleep.ledger = DeviceShares(spec, locks)
         mailbox.on_break = supervisor.on_break
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -24,11 +24,11 @@ class FakeLedger:
         self.free = 0
         self.moves: list[int] = []
 
-    def give_back(self, freed: Mapping[str, int]) -> None:
+    def give_back(self, freed: Mapping[str, int], *, is_whole: bool) -> None:
         self.free += sum(freed.values())
         self.moves += freed.values()
 
-    def take_again(self, needed: Mapping[str, int]) -> None:
+    def take_again(self, needed: Mapping[str, int], *, is_whole: bool) -> None:
         size = sum(needed.values())
         if size > self.free:
             raise StartError("GPU 0 has too little memory left", "deployment 'other' holds it", "mstarctl sleep other")

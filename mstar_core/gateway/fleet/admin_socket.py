@@ -11,7 +11,7 @@ import msgspec
 from mstar_core.errors import MstarError, StartError, StateConflict, Unavailable, Unreachable
 
 ANSWER_S: Final = 6.0
-ROOM_CODES: Final = ("gpu_memory_short", "gpu_memory_never", "gpu_in_use")
+ROOM_CODES: Final = ("gpu_memory_short", "gpu_memory_never", "gpu_in_use", "no_memory")
 
 
 async def call(

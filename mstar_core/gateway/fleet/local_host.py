@@ -202,6 +202,9 @@ def _wait_end(run: RunDirectory, pid: int) -> None:
 
 
 def _conflict_or_failure(why: str, cause: str) -> MstarError:
+    """Return the error of an operation that failed after its call had been answered."""
+    if "too little memory" in cause:
+        return StartError(why, cause, phase="wake", code="gpu_memory_short")
     return StateConflict(why, cause) if "request" in cause else MstarError(why, cause)
 
 

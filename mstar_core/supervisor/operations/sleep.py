@@ -39,20 +39,20 @@ WAKE_HINT: Final = "mstarctl wake {name}"
 class MemoryLedger(Protocol):
     """Account of the memory of devices that deployments share. Devices: `cuda:0` of the supervisor's host."""
 
-    def give_back(self, freed: Mapping[str, int]) -> None:
-        """Give bytes of devices back, which the ranks do not use any more."""
+    def give_back(self, freed: Mapping[str, int], *, is_whole: bool) -> None:
+        """Give bytes of devices back, which the ranks do not use any more. is_whole: the whole deployment sleeps."""
 
-    def take_again(self, needed: Mapping[str, int]) -> None:
+    def take_again(self, needed: Mapping[str, int], *, is_whole: bool) -> None:
         """Take all these bytes of devices or none. Raises StartError that names the deployments that hold them."""
 
 
 class NoLedger:
     """Account of a deployment that holds its devices alone."""
 
-    def give_back(self, freed: Mapping[str, int]) -> None:
+    def give_back(self, freed: Mapping[str, int], *, is_whole: bool) -> None:
         """Keep the devices."""
 
-    def take_again(self, needed: Mapping[str, int]) -> None:
+    def take_again(self, needed: Mapping[str, int], *, is_whole: bool) -> None:
         """Find the devices as they were."""
 
 
@@ -309,7 +309,8 @@ class Sleeping:
             raise StateConflict(refused.title, refused.detail, refused.hint, code="cannot_sleep")
         freed = Counter(self._freed_by_device())
         freed.subtract(before)
-        self.ledger.give_back({device: size for device, size in freed.items() if size > 0})
+        is_whole = self.is_whole or not nodes
+        self.ledger.give_back({device: size for device, size in freed.items() if size > 0}, is_whole=is_whole)
 
     # -- wake --------------------------------------------------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class Sleeping:
         deployment, began, level = self._deployment, time.monotonic(), self.level
         needed = self._freed_by_device(nodes)
         try:
-            self.ledger.take_again(needed)
+            self.ledger.take_again(needed, is_whole=not nodes)
         except MstarError as error:
             deployment.events.add("deployment.wake_refused", cause=str(error), needed=sum(needed.values()))
             raise Unavailable(error.title, error.detail, error.hint, code="no_memory") from error
