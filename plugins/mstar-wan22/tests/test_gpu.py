@@ -10,6 +10,7 @@ import torch
 
 from mstar_core.engine.device import prepare_device
 from mstar_core.plugin.model import ModelContext
+from mstar_wan22.nodes import token_kernels
 from mstar_wan22.plugin import mstar_models
 from mstar_wan22.request.schedule import step_table
 from mstar_wan22.sources.tiny import write_wan22, write_wan22_a14b, write_wan22_i2v_a14b
@@ -61,3 +62,36 @@ def test_a_step_and_its_frames(name: str, dtype: torch.dtype, limit: float, tmp_
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
         assert (one - other).norm() <= limit * other.norm()
+
+
+PARTS = {
+    "modulated": lambda x, m, weight, angles, spans: token_kernels.modulated(x, m[0], m[1], spans, 1e-6),
+    "add_gated": lambda x, m, weight, angles, spans: token_kernels.add_gated(x, x.flip(1).contiguous(), m[2], spans),
+    "normed": lambda x, m, weight, angles, spans: token_kernels.normed(x, weight, 1e-6),
+    "turned": lambda x, m, weight, angles, spans: token_kernels.turned(x, weight, angles.cos(), angles.sin(), 4, 1e-6),
+    "shifted": lambda x, m, weight, angles, spans: token_kernels.shifted(x, shifting(weight)),
+}
+
+
+def shifting(weight: torch.Tensor) -> torch.nn.LayerNorm:
+    norm = torch.nn.LayerNorm(weight.shape[0], eps=1e-6, device=weight.device)
+    norm.weight.data, norm.bias.data = weight, 0.5 * weight
+    return norm
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("spans", [(70,), (6, 64), (0, 70), (70, 0)])
+def test_kernels_of_tokens_equal_the_torch_functions(part: str, spans: tuple[int, ...]) -> None:
+    """The limit is two steps of bfloat16 near 8."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn((2, 70, 96), generator=draw).bfloat16()
+    modulation = torch.randn((2, len(spans), 6, 96), generator=draw)
+    weight, angles = 1 + 0.2 * torch.randn(96, generator=draw), torch.randn((70, 12), generator=draw)
+    with torch.inference_mode():
+        wanted = PARTS[part](x, modulation.unbind(2), weight, angles, spans)
+        device = torch.device("cuda", 0)
+        moved = (each.to(device) for each in (x, modulation, weight, angles))
+        on_device = [each.unbind(2) if each.dim() == 4 else each for each in moved]
+        found = PARTS[part](*on_device, spans)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.cpu().float(), wanted.float(), atol=0.07, rtol=0)

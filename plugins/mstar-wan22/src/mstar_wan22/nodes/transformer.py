@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, layer_norm, linear, pad, silu
+from torch.nn.functional import gelu, linear, pad, silu
 
 from mstar_core.engine.module import NodeModule
 from mstar_core.layers import QuantizableLayer
 from mstar_core.parallel.shards import WHOLE
 from mstar_wan22.nodes.attention import Heads, attend
 from mstar_wan22.nodes.rotary import angles
-from mstar_wan22.nodes.token_kernels import add_gated, modulated, normed, turned
+from mstar_wan22.nodes.token_kernels import add_gated, modulated, normed, shifted, turned
 from mstar_wan22.request.schedule import Column
 
 if TYPE_CHECKING:
@@ -159,9 +159,7 @@ class _Block(nn.Module):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = (self.scale_shift_table + modulation).unbind(2)
         moved = self.attn1.of_tokens(modulated(x, shift_1, scale_1, tokens.spans, self._eps), tokens)
         x = add_gated(x, moved, gate_1, tokens.spans)
-        crossed = self.attn2.of_text(
-            layer_norm(x.float(), x.shape[-1:], self.norm2.weight, self.norm2.bias, self._eps).to(x.dtype), text
-        )
+        crossed = self.attn2.of_text(shifted(x, self.norm2), text)
         x = x + crossed
         changed = self.ffn(modulated(x, shift_2, scale_2, tokens.spans, self._eps))
         if seen is not None:
