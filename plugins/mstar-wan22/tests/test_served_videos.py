@@ -30,6 +30,7 @@ WAN = Served(
 SMALL = {"num_frames": 9, "num_inference_steps": 4, "seed": 7}
 SIZE = "64x32"
 LARGE = "256x128"
+LONG = {"num_inference_steps": 32, "num_frames": 17}
 
 
 @pytest.fixture(scope="module")
@@ -192,12 +193,20 @@ def test_a_video_that_runs_is_not_ready_and_can_be_deleted(client: openai.OpenAI
         client.videos.retrieve(video.id)
 
 
-@pytest.mark.parametrize("process", ["api", "worker-0"])
-def test_a_video_goes_on_after_a_death(client: openai.OpenAI, server: Deployment, process: str) -> None:
-    long = {"num_inference_steps": 60, "num_frames": 17}
-    whole = created(client, size=LARGE, extra=long)
-    assert finished(client, whole.id).status == "completed"
-    video = created(client, size=LARGE, extra=long)
+@pytest.fixture(scope="module")
+def undisturbed(server: Deployment) -> bytes:
+    """Return the file of a video of LONG."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        video = created(client, size=LARGE, extra=LONG)
+        assert finished(client, video.id).status == "completed"
+        return content(client, video.id)
+
+
+@pytest.mark.parametrize("process", ["api", "worker-0", "conductor"])
+def test_a_video_goes_on_after_a_death(
+    client: openai.OpenAI, server: Deployment, undisturbed: bytes, process: str
+) -> None:
+    video = created(client, size=LARGE, extra=LONG)
     state = server.run.path / "videos" / video.id / "state.msgpack"
     until(state.exists, "a saved state")
     assert state.stat().st_size > INLINE_BYTES, "no message holds this state"
@@ -206,7 +215,7 @@ def test_a_video_goes_on_after_a_death(client: openai.OpenAI, server: Deployment
     done = until(lambda: _retried(client, video.id, progress), "the video")
     assert done.status == "completed"
     assert progress == sorted(progress)  # it begins at the saved step
-    assert content(client, video.id) == content(client, whole.id)
+    assert content(client, video.id) == undisturbed
 
 
 def _retried(client: openai.OpenAI, video_id: str, progress: list[int]) -> Any:
