@@ -31,6 +31,11 @@ POLL_S: Final = 0.01
 """Interval at which an idle process looks for the end of an order."""
 
 PROGRESS_S: Final = 0.1
+PATIENCE_S: Final = 0.3
+"""Time for which requests that use a node may delay its sleep: the end of one may still be on its way here."""
+
+Busy = Callable[[frozenset[str]], list[int]]
+"""Returns the requests that use some nodes; none named: all nodes."""
 
 Answer = Callable[[SleepDone | SleepProgress | WakeWanted], object]
 """Sends a message to the supervisor."""
@@ -89,7 +94,7 @@ class RankSleep:
     answer: Answer = print
     clock: Callable[[], float] = time.monotonic
     asleep: dict[str, int] = field(default_factory=dict)
-    _orders: deque[tuple[Sleep | Wake, Callable[[frozenset[str]], list[int]]]] = field(default_factory=deque)
+    _orders: deque[tuple[Sleep | Wake, Busy, float]] = field(default_factory=deque)
     _order: _Order | None = None
     _wanted: set[str] = field(default_factory=set)
     _thread: ThreadPoolExecutor | None = None
@@ -99,17 +104,17 @@ class RankSleep:
 
     @property
     def is_working(self) -> bool:
-        """Whether an order is being carried out."""
-        return self._order is not None
+        """Whether an order is being carried out, or waits."""
+        return self._order is not None or bool(self._orders)
 
     @property
     def is_active(self) -> bool:
         """Whether a node sleeps or an order is being carried out: then no deferred work may touch any node."""
-        return bool(self.asleep) or self._order is not None
+        return bool(self.asleep) or self.is_working
 
-    def begin(self, message: Sleep | Wake, busy: Callable[[frozenset[str]], list[int]]) -> None:
-        """Begin to carry out an order, or refuse it. busy: returns the requests that use some nodes."""
-        self._orders.append((message, busy))
+    def begin(self, message: Sleep | Wake, busy: Busy) -> None:
+        """Begin to carry out an order, or refuse it."""
+        self._orders.append((message, busy, self.clock()))
         self.turn()
 
     def turn(self) -> int:
@@ -117,11 +122,12 @@ class RankSleep:
         ended = 0
         while self._order is not None or self._orders:
             if self._order is None:
-                message, busy = self._orders.popleft()
-                if isinstance(message, Sleep):
-                    self._begin_sleep(message, busy)
-                else:
+                message, busy, since = self._orders[0]
+                if isinstance(message, Wake):
                     self._begin_wake(message)
+                elif not self._begin_sleep(message, busy, since):
+                    break
+                self._orders.popleft()
                 continue
             if not self._goes_on(self._order):
                 break
@@ -146,15 +152,18 @@ class RankSleep:
         """Return the nodes of this rank that an order names."""
         return frozenset(self.runners) if not nodes else frozenset(map(self.owner, nodes)) & set(self.runners)
 
-    def _begin_sleep(self, message: Sleep, busy: Callable[[frozenset[str]], list[int]]) -> None:
+    def _begin_sleep(self, message: Sleep, busy: Busy, since: float) -> bool:
+        """Begin a sleep or refuse it. Returns False while requests delay it."""
         names = frozenset(name for name in self._named(message.nodes) if self.asleep.get(name, 0) < message.level)
         if names and self.sleeper is None:
             self.answer(SleepDone(number=message.number, title=self.why_not, hint=self.hint))
-            return
+            return True
         awake = frozenset(name for name in names if name not in self.asleep)
         if awake and (used := busy(awake if message.nodes else frozenset())):
+            if self.clock() < since + PATIENCE_S:
+                return False
             self.answer(SleepDone(number=message.number, busy=used, asleep=dict(self.asleep)))
-            return
+            return True
         for name in names:
             self.asleep[name] = message.level
             if name in awake:
@@ -162,6 +171,7 @@ class RankSleep:
         self._wanted -= names
         self.steps.asleep |= names
         self._order = _Order(message, names, self.clock())
+        return True
 
     def _begin_wake(self, message: Wake) -> None:
         names = frozenset(name for name in self._named(message.nodes) if name in self.asleep)
