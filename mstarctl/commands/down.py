@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
-from mstar_core.host.run_dir import RunDirectory, deployments
+from mstar_core.host.run_dir import RunDirectory, deployments, gateways
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import find_known, find_running, forget
 from mstarctl.client.reach import context_of, reached
@@ -85,15 +85,21 @@ def _chosen(names: Sequence[str] | None, is_all: bool, printer: Printer) -> list
         matches = []
         for name in one_or(names):
             try:
-                matches.append(find_running(name))
+                matches.append(_gateway(name) or find_running(name))
             except NotFound as missing:
                 raise _not_running(name, missing) from None
         return matches
-    running = [run for run in deployments() if run.holder() is not None]
+    # Gateways come first, because one that still serves would load its models again.
+    running = [run for run in (*gateways(), *deployments()) if run.holder() is not None]
     if not running:
         printer.say("no deployment is running")
         raise typer.Exit(ExitCode.NOT_FOUND)
     return running
+
+
+def _gateway(name: str | None) -> RunDirectory | None:
+    """Return the running gateway of this name, None if there is none."""
+    return next((run for run in gateways() if run.name == name and run.holder() is not None), None)
 
 
 def _not_running(name: str | None, missing: NotFound) -> NotFound:

@@ -22,7 +22,7 @@ from mstar_core.gateway.door.own.cards import AWAKE, Cards
 from mstar_core.gateway.door.own.counters import Counters
 from mstar_core.gateway.door.own.pages import COOKIE, chosen
 from mstar_core.gateway.door.own.routes import OwnRoutes
-from mstar_core.gateway.door.paths import EVENT_ROUTES, MAKERS, PathParts, made_ids, parts_of
+from mstar_core.gateway.door.paths import EVENT_ROUTES, MAKERS, VOICES, PathParts, made_ids, parts_of, voice_key
 from mstar_core.gateway.door.replies import error_reply, event, internal, no_model, unknown_model
 from mstar_core.gateway.door.sockets import join
 from mstar_core.gateway.door.upstream import Upstream, abort, answer_of, open_session, read_some, relay
@@ -156,7 +156,7 @@ class Door:
         """
         owner = self._owner(ask)
         name = self._named(ask) or ask.facts.model
-        key = owner.key if owner is not None and ask.key is not None and ask.key.startswith("ek_") else ask.key
+        key = owner.key if owner is not None and is_secret(ask.key) else ask.key
         if name is None:
             if owner is not None:
                 return Target(model=owner.model, sticky=owner.deployment, key=key)
@@ -170,7 +170,7 @@ class Door:
     def _owner(self, ask: Ask) -> IdOwner | None:
         """Return who made the id that a request builds on. Raises NotFound for an id of another tenant."""
         facts, key = ask.facts, ask.key
-        if key is not None and key.startswith("ek_"):
+        if key is not None and is_secret(key):
             return self.affinity.owner(key)
         if facts.session_id is not None:
             return self.affinity.owner(session_key(key, facts.session_id))
@@ -179,14 +179,15 @@ class Door:
         owner = next(
             (
                 found
-                for name in (ask.parts.id, facts.previous_response_id, facts.voice)
+                for name in (ask.parts.id, facts.previous_response_id)
                 if name and (found := self.affinity.owner(name))
             ),
             None,
         )
         if owner is not None and self.gate.takes_keys and owner.key != key:
             raise NotFound("it does not exist", hint="ids belong to the key that made them", code="not_found")
-        return owner
+        voice = ask.parts.id if ask.parts.path.startswith(f"{VOICES}/") else facts.voice
+        return owner if owner is not None or not voice else self.affinity.owner(voice_key(key, voice))
 
     async def _resolve(self, name: str) -> str | None:
         """Return the model of a name: of the fleet, or of a deployment's cards, which list adapters too."""
@@ -204,6 +205,8 @@ class Door:
         page = chosen(ask.request.cookies.get(COOKIE))
         if page in names and page is not None:
             return page
+        if ask.request.method == "OPTIONS" and names:
+            return names[0]  # a browser asks before a request whose body names the model
         if len(names) != 1:
             raise no_model(names)
         return names[0]
@@ -365,8 +368,13 @@ class Door:
             return
         owner = IdOwner(replica.model, replica.deployment, ask.key)
         if ask.parts.path in MAKERS:
-            self.affinity.note(made_ids(piece, response.headers.get("Location", "")), owner)
+            self.affinity.note(made_ids(ask.parts.path, piece, response.headers.get("Location", ""), ask.key), owner)
         self.affinity.note([ask.facts.request_id or ask.request_id], owner)
+
+
+def is_secret(key: str | None) -> bool:
+    """Return whether a key is a client secret, which stands for the key that made it."""
+    return key is not None and key.startswith(head.SECRET)
 
 
 def session_key(key: str | None, session_id: str) -> str:

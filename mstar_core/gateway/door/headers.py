@@ -36,6 +36,12 @@ MODEL: Final = "x-mstar-model"
 """Header that names the model of a request whose body and path do not."""
 
 KEYS: Final = ("authorization", "x-api-key", "api-key")
+SECRET: Final = "ek_"
+"""Start of a client secret, a key that a deployment made. It passes as it is."""
+
+KEY_PROTOCOL: Final = "openai-insecure-api-key."
+"""Start of the WebSocket protocol in which browsers send their key, because they cannot set headers."""
+
 REQUEST_ID: Final = "X-Request-ID"
 FORWARDED: Final = "X-Forwarded-For"
 _CLIENT_ID: Final = re.compile(r"[!-.0-~]{1,128}")
@@ -55,10 +61,10 @@ def request_headers(
         lower = name.lower()
         if lower in HOP or lower in dropped or lower == MODEL or lower == "expect" or lower.startswith(SOCKET):
             continue
-        if takes_keys and lower in KEYS:
+        if takes_keys and lower in KEYS and SECRET not in value:
             continue
         passed.add(name, value)
-    if takes_keys and replica.key is not None:
+    if takes_keys and replica.key is not None and "Authorization" not in passed:
         passed["Authorization"] = f"Bearer {replica.key}"
     passed[REQUEST_ID] = request_id
     if not is_loopback(peer) or FORWARDED in passed:
@@ -89,7 +95,9 @@ def key_of(headers: Mapping[str, str]) -> str | None:
     scheme, _, value = headers.get("Authorization", "").partition(" ")
     if scheme.lower() in ("bearer", "api-key") and value.strip():
         return value.strip()
-    return headers.get("X-Api-Key", "").strip() or None
+    protocols = (word.strip() for word in headers.get("Sec-WebSocket-Protocol", "").split(","))
+    in_protocol = next((word.removeprefix(KEY_PROTOCOL) for word in protocols if word.startswith(KEY_PROTOCOL)), "")
+    return headers.get("X-Api-Key", "").strip() or in_protocol or None
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:

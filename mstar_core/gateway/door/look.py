@@ -23,7 +23,7 @@ LONGEST_FIELD: Final = 256
 PROMPTS: Final = ("messages", "input", "prompt", "text")
 LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 WANTED: Final = frozenset(
-    ("model", "stream", "session_id", "previous_response_id", "request_id", "voice", *PROMPTS, *LIMITS)
+    ("model", "stream", "session_id", "previous_response_id", "request_id", "voice", "session", *PROMPTS, *LIMITS)
 )
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]:,]|"', re.DOTALL)
@@ -56,6 +56,7 @@ class _Fields(msgspec.Struct):
     previous_response_id: msgspec.Raw = msgspec.Raw()
     request_id: msgspec.Raw = msgspec.Raw()
     voice: msgspec.Raw = msgspec.Raw()
+    session: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -63,6 +64,12 @@ class _Fields(msgspec.Struct):
     max_completion_tokens: msgspec.Raw = msgspec.Raw()
     max_output_tokens: msgspec.Raw = msgspec.Raw()
     max_tokens: msgspec.Raw = msgspec.Raw()
+
+
+class _Session(msgspec.Struct):
+    """The wanted field of the settings of a realtime session."""
+
+    model: str | None = None
 
 
 _whole: Final = msgspec.json.Decoder(_Fields)
@@ -84,7 +91,7 @@ def json_facts(raw: Mapping[str, bytes]) -> BodyFacts:
     """Return the facts of unparsed JSON values by their keys."""
     limits = (_number(raw.get(name, b"")) for name in LIMITS)
     return BodyFacts(
-        model=_text(raw.get("model", b"")),
+        model=_text(raw.get("model", b"")) or _session_model(raw.get("session", b"")),
         is_streamed=raw.get("stream", b"").strip() == b"true",
         session_id=_text(raw.get("session_id", b"")),
         previous_response_id=_text(raw.get("previous_response_id", b"")),
@@ -98,7 +105,7 @@ def json_facts(raw: Mapping[str, bytes]) -> BodyFacts:
 def form_facts(fields: Mapping[str, str]) -> BodyFacts:
     """Return the facts of the fields of a form."""
     return BodyFacts(
-        model=fields.get("model"),
+        model=fields.get("model") or _session_model(fields.get("session", "").encode()),
         is_streamed=fields.get("stream", "").strip().lower() in ("true", "1"),
         session_id=fields.get("session_id"),
         request_id=fields.get("request_id"),
@@ -159,6 +166,14 @@ def _text(raw: bytes) -> str | None:
         return None
 
 
+def _session_model(raw: bytes) -> str | None:
+    """Return the model that the settings of a realtime session name."""
+    try:
+        return msgspec.json.decode(raw, type=_Session).model if raw else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def _number(raw: bytes) -> int | None:
     text = raw.strip()
     return int(text) if text.isdigit() and len(text) < 12 else None
@@ -186,7 +201,10 @@ def _parts(content_type: str, body: bytes) -> Iterator[tuple[str, str]]:
         disposition = str(BytesHeaderParser().parsebytes(head.lstrip(b"\r\n")).get("content-disposition", ""))
         name = parameter(disposition, "name")
         if name in WANTED and parameter(disposition, "filename") is None:
-            yield name, value[: PROMPT_BYTES if name in PROMPTS else LONGEST_FIELD].decode("utf-8", "replace")
+            yield (
+                name,
+                value[: PROMPT_BYTES if name in (*PROMPTS, "session") else LONGEST_FIELD].decode("utf-8", "replace"),
+            )
 
 
 def parameter(header: str, name: str) -> str | None:

@@ -30,6 +30,8 @@ MAKERS: Final = (
 )
 """Routes whose answer holds an id that later requests name."""
 
+VOICES: Final = "/v1/audio/voices"
+
 SEARCHED_BYTES: Final = 8192
 """First bytes of an answer in which its id is looked for."""
 
@@ -57,7 +59,8 @@ KNOWN: Final = (
 EVENT_ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Routes whose streams are server-sent events, in which a comment is allowed before the first event."""
 
-_ID: Final = re.compile(rb'"(?:id|value)"\s*:\s*"((?:resp|video|voice|ek|rtc)[_-][A-Za-z0-9_.\-]{1,120})"')
+_ID: Final = re.compile(rb'"(?:id|value)"\s*:\s*"((?:resp|video|ek|rtc)[_-][A-Za-z0-9_.\-]{1,120})"')
+_VOICE: Final = re.compile(rb'"id"\s*:\s*"([^"\\]{1,120})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,15 @@ def parts_of(raw: str) -> PathParts:
     return PathParts(path, raw, model, found)
 
 
-def made_ids(piece: bytes, location: str = "") -> list[str]:
-    """Return the ids that an answer makes: in its first bytes, or in its Location header."""
+def voice_key(key: str | None, voice: str) -> str:
+    """Return the name under which an uploaded voice is remembered. Clients choose names, so they belong to a key."""
+    return f"voice {key or ''} {voice}"
+
+
+def made_ids(path: str, piece: bytes, location: str = "", key: str | None = None) -> list[str]:
+    """Return the ids that an answer makes: in its first bytes, or in its Location header. key: of the client."""
+    if path == VOICES:
+        return [voice_key(key, found.decode("utf-8", "replace")) for found in _VOICE.findall(piece[:SEARCHED_BYTES])]
     ids = [found.decode() for found in _ID.findall(piece[:SEARCHED_BYTES])]
     if location:
         ids.append(location.rstrip("/").rpartition("/")[2])

@@ -31,7 +31,7 @@ async def opened() -> AsyncIterator[Opened]:
         door = Door(fleet, gate or OpenGate(), ServeFile(**serve), comment_s=(0.0, 0.0))
         await door.start()
         url, close = await serve_on_port(web.Server(door.handle, handler_cancellation=True, auto_decompress=False))
-        session = aiohttp.ClientSession(auto_decompress=False)
+        session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.CookieJar(unsafe=True))
         closers.extend([close, door.close, session.close])
         return Gateway(door, fleet, url, session)
 

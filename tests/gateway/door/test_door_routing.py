@@ -99,3 +99,9 @@ async def test_a_model_of_any_name_takes_what_no_other_one_does(opened: Opened) 
     gateway = await opened(FakeDeployment("llm", aliases=("*",)), FakeDeployment("omni"))
     _, answer = await gateway.json("POST", "/v1/completions", json={"model": "gpt-5"})
     assert answer["by"] == "llm"
+
+
+async def test_a_preflight_of_a_browser_needs_no_model(opened: Opened) -> None:
+    gateway = await opened(FakeDeployment("llm"), FakeDeployment("omni"))
+    status, _ = await gateway.json("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://page.example"})
+    assert status == 200

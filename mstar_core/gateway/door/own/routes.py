@@ -112,7 +112,8 @@ class OwnRoutes:
         await self.cards.refresh(statuses)
         cards = self.cards.listed(statuses)
         page = pages.chosen(request.cookies.get(pages.COOKIE))
-        cards.sort(key=lambda card: page not in (card["id"], card.get("parent")))  # the page shows the first one
+        if page is not None:  # the page shows the first one
+            cards.sort(key=lambda card: page not in (card["id"], card.get("parent")))
         return json_reply({"object": "list", "data": cards})
 
     async def _model(self, name: str, key: str | None) -> web.Response:

@@ -6,7 +6,8 @@ import { json } from "./net.js";
 const EVERYWHERE = ["0.0.0.0", "::", "127.0.0.1", "::1", "localhost"];
 
 /** Return the address of a deployment's page, as seen from this page. */
-export function addressOf({ host, port, is_tls: isTls }, from = location) {
+export function addressOf({ host, port, is_tls: isTls, path }, from = location) {
+  if (path) return path; // behind a gateway
   const name = EVERYWHERE.includes(host) ? from.hostname : host.includes(":") ? `[${host}]` : host;
   return `${isTls ? "https:" : "http:"}${"//"}${name}:${port}/`;
 }
