@@ -68,9 +68,10 @@ class CommandStart:
 
 
 class LocalHost:
-    """The deployments of this host. Owned by the fleet."""
+    """The deployments of this host. Owned by the fleet. command: words before `up` and `plan`."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "mstarctl")) -> None:
+        self._command = tuple(command)
         self._found: dict[str, Found] = {}
 
     async def survey(self, entry: ModelEntry) -> Need:
@@ -89,7 +90,7 @@ class LocalHost:
 
     async def _plan(self, entry: ModelEntry, budget: str) -> dict[str, Any]:
         words = ["plan", *start_words(entry), *(["--memory", budget] if budget else []), "-o", "json"]
-        process = await _mstarctl(words, stdout=asyncio.subprocess.PIPE)
+        process = await _run((*self._command, *words), stdout=asyncio.subprocess.PIPE)
         said, why = await process.communicate()
         if process.returncode:
             raise command_error(why.decode("utf-8", "replace"), f"{entry.name} cannot be planned")
@@ -103,7 +104,7 @@ class LocalHost:
         words += [word for alias in (entry.name, *entry.aliases) for word in ("--alias", alias)]
         words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_port())]
         old = RunDirectory.of(name).holder() if is_replacement else None
-        return CommandStart(name, await _mstarctl(words, stdout=asyncio.subprocess.DEVNULL), old)
+        return CommandStart(name, await _run((*self._command, *words), stdout=asyncio.subprocess.DEVNULL), old)
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
         """Return those of the deployments that run, with their heads."""
@@ -216,11 +217,8 @@ def _need(plan: Mapping[str, Any], budget: str) -> Need:
     return Need(claims=claims, budget=budget if claims else "")
 
 
-async def _mstarctl(words: Sequence[str], stdout: int) -> asyncio.subprocess.Process:
+async def _run(words: Sequence[str], stdout: int) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "mstarctl",
         *words,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=stdout,

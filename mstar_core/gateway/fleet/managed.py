@@ -180,6 +180,7 @@ class ManagedFleet:
             return
         member.running += 1
         member.last_used = self._clock.now()
+        self._taken_up(member)
         try:
             yield
         finally:
@@ -193,7 +194,16 @@ class ManagedFleet:
         awake = managed.awake
         for member in awake:
             member.kept_until = until
+            member.handed += 1
         return [member.replica for member in awake if member.replica is not None]
+
+    def _taken_up(self, member: Member) -> None:
+        """Count a request that has begun, so that replicas are kept for no longer than requests are about to come."""
+        model = self._models.get(member.replica.model) if member.replica is not None else None
+        for each in () if model is None else model.members:
+            each.handed = max(0, each.handed - 1)
+            if not each.handed and model is not None and not model.queued:
+                each.kept_until = 0.0
 
     def _unavailable(self, managed: ManagedModel, failure: Failure) -> Unavailable:
         error = failure.error
@@ -373,6 +383,7 @@ class ManagedFleet:
         """Keep a deployment awake for the requests that have waited for it."""
         now = self._clock.now()
         member.last_used = member.woken_at = now
+        member.handed = 0
         member.kept_until = now + HANDED_S
 
     async def _taken(

@@ -26,8 +26,8 @@ class Member:
     """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of all
     clients, as of the last head.
 
-    last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to a request
-    that has not begun yet, or has just become able to serve those that wait.
+    last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to
+    `handed` requests that have not begun yet, or has just become able to serve those that wait.
     is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment.
     """
 
@@ -41,6 +41,7 @@ class Member:
     last_used: float = 0.0
     woken_at: float = float("-inf")
     kept_until: float = 0.0
+    handed: int = 0
     is_moving: bool = False
     is_own: bool = False
 

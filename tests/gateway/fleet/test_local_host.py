@@ -1,0 +1,112 @@
+"""The fleet on real supervisors with fake children: five models on two devices, and kills of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mstar_core.errors import MstarError
+from mstar_core.gateway.fleet.local_host import command_error, start_words
+from mstar_core.gateway.parts import ModelState
+from mstar_core.gateway.serve_file import ModelEntry
+from mstar_core.host.gpu_locks import FOLDER_VARIABLE, gpu_holders
+from mstar_core.host.run_dir import deployments
+from tests.fakes.deployment import runtime
+from tests.fakes.fleet_program import fake_fleet
+from tests.fakes.fleet_up import TOTAL
+
+__all__ = ["runtime"]
+
+MODELS = ["a-900-0", "b-900-0", "c-900-1", "d-900-01", "e-1500-1"]
+KEYS = ("cpu-0", "cpu-1")
+
+
+@pytest.fixture
+def ledger(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A ledger and run directories of this test. Deployments that are left are killed."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(runtime / "locks"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    yield runtime
+    for run in deployments():
+        if (pid := run.holder()) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
+def held() -> dict[str, dict[str, int]]:
+    """Bytes by device and deployment."""
+    return {key: {holder.name: holder.held_bytes or 0 for holder in gpu_holders(key)} for key in KEYS}
+
+
+def check_ledger() -> None:
+    """No device holds more than it has, and only deployments that run hold memory."""
+    running = {run.name for run in deployments() if run.holder() is not None}
+    for holders in held().values():
+        assert sum(holders.values()) <= TOTAL and set(holders) <= running, holders
+
+
+async def test_five_models_take_turns_on_two_devices(ledger: Path) -> None:
+    fleet = fake_fleet(ledger / "state", MODELS)
+    await fleet.start()
+    try:
+        for name in [*MODELS, *MODELS[:3]]:
+            (replica,) = await fleet.ready(name, lambda progress: None)
+            with fleet.using(replica):
+                states = {status.name: status for status in fleet.models()}
+                assert states[name].state is ModelState.READY and all(states[name].held.values())
+            check_ledger()
+        assert sum(status.wakes for status in fleet.models()) >= 2, "the second turn wakes what sleeps"
+    finally:
+        await fleet.close(is_final=True)
+    assert held() == {key: {} for key in KEYS}
+
+
+def killed_after(lines: int, state: Path) -> None:
+    """Kill a gateway with SIGKILL after so many of its reports."""
+    command = [sys.executable, "-m", "tests.fakes.fleet_program", str(state), *MODELS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stdout is not None
+        for _ in range(lines):
+            gateway.stdout.readline()
+        gateway.kill()
+
+
+async def test_killed_gateways_leave_nothing_held_wrongly(ledger: Path) -> None:
+    """The first is killed while it loads a model, the second while another model has to sleep."""
+    for lines in (1, 5):
+        await asyncio.to_thread(killed_after, lines, ledger / "state")
+        check_ledger()
+    fleet = fake_fleet(ledger / "state", MODELS)
+    await fleet.start()
+    try:
+        (replica,) = await fleet.ready(MODELS[-1], lambda progress: None)
+        assert replica.deployment == MODELS[-1]
+        check_ledger()
+    finally:
+        await fleet.close(is_final=True)
+    assert held() == {key: {} for key in KEYS}
+
+
+def test_the_words_of_an_entry_are_those_of_up() -> None:
+    entry = ModelEntry(
+        name="m", target="bagel", weights="/w", device="cuda", gpus="0", set={"max_queue": 3, "dtype": "float16"}
+    )
+    assert start_words(entry) == [
+        *("bagel", "--weights", "/w", "--device", "cuda", "--gpus", "0"),
+        *("--set", "max_queue=3", "--set", "dtype=float16"),
+    ]
+
+
+def test_the_error_of_a_command_keeps_title_detail_and_code() -> None:
+    text = "planning\nerror: GPU 0 is in use  [gpu-in-use, exit 6]\n  deployment 'x' holds it\n  try: mstarctl down x\n"
+    error = command_error(text, "m did not start")
+    assert (error.title, error.detail, error.hint) == ("GPU 0 is in use", "deployment 'x' holds it", "mstarctl down x")
+    assert error.code == "gpu_in_use"
+    other: MstarError = command_error("Killed\n", "m did not start")
+    assert (other.title, other.detail) == ("m did not start", "Killed")
