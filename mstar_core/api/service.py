@@ -435,6 +435,7 @@ class Service:
                 if delivery is not None and item is None:
                     encoder.first_at, encoder.first_sound_at = delivery.firsts
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
+                live.heard_s = inputs.heard_s
                 async with self._growing(call, live):
                     yield Session(self, call, live, output_queue, encoder, inputs, delivery, item, record)
             finally:

@@ -21,6 +21,9 @@ ADMISSION: Final = "admission"
 RESUME: Final = "resume"
 """Names of the api's steps in spans, used like node names."""
 
+CONNECTIONS: Final = ("realtime", "realtime_call", "robot_policy", "robot_policy_root")
+"""Routes whose connections carry many requests, named by the connection's id, `-` and a number."""
+
 PROGRESS_S: Final = 0.5
 """Interval of progress reports of a running request; one costs as much CPU time as sending a chunk."""
 
@@ -51,6 +54,7 @@ class RequestTelemetry:
         """Start to track a request."""
         live.inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [p.modality for p in call.media]
         live.outputs = [kind for kind in call.outputs if kind not in EVENTS]
+        live.parent = call.parent or call.group or _connection(live)
         if call.loop is not None:
             live.period_ms, live.skipped_ticks = call.loop.period_ms, call.loop.skipped_ticks
         self._open[live.first_handle] = live
@@ -125,6 +129,7 @@ class RequestTelemetry:
         return RequestNews(
             handle=live.first_handle,
             id=live.request_id,
+            parent=live.parent or None,
             route=live.route,
             inputs=live.inputs,
             outputs=live.outputs,
@@ -138,6 +143,9 @@ class RequestTelemetry:
             ttft_s=None if first is None else round(first - live.started, 6),
             ttfa_s=None if sound is None else round(sound - live.started, 6),
             audio_s=None if encoder is None or not encoder.samples else round(encoder.audio_seconds, 4),
+            audio_in_s=round(live.heard_s, 4) or None,
+            images=None if encoder is None else encoder.images or None,
+            video_s=None if encoder is None else round(encoder.video_seconds, 4) or None,
             prompt_tokens=live.prompt_tokens or None,
             cached_tokens=cached,
             tokens=tokens,
@@ -157,6 +165,11 @@ class RequestTelemetry:
             return self.why() if state == "queue" else ""
         lost = [] if live.record is None else live.record.lost
         return f"{lost[-1].lost} died" if lost else "no worker is ready"
+
+
+def _connection(live: LiveRequest) -> str:
+    """Return the id of the connection on which a request came as one of many, empty for a request of its own."""
+    return live.request_id.rpartition("-")[0] if live.route in CONNECTIONS else ""
 
 
 def _attempts(live: LiveRequest) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class RequestFacts:
 
     model: its name, not an alias. key: the text behind `Bearer`, None without. request_id: under which the deployment
     reports its usage (X-Request-ID). max_output_tokens: that the request allows, None if it does not say.
+    is_generation: it runs the model. Others, such as reading a stored response, only count as requests of their minute.
     """
 
     model: str
@@ -120,6 +121,7 @@ class RequestFacts:
     request_id: str
     key: str | None = None
     max_output_tokens: int | None = None
+    is_generation: bool = True
 
 
 class Permit(Protocol):

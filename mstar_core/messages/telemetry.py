@@ -18,17 +18,19 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     handle: of the attempt that the process runs; the api sends that of the first attempt. After a death it also sends
     `current`, the handle of the current attempt, the number of attempts, the pauses between them, and their causes.
-    The api sends id, route, modalities, state, times to the first output and audio, usage, the end, and the control
-    loop that the client names (`period_ms`, `skipped_ticks`). The conductor sends the running walks (`active`), the
-    finished ones, the position of the request (node, walk, rank) and the reason for the choice of its replicas
-    (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, the reason of a
-    wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
+    The api sends id, route, modalities, state, times to the first output and audio, usage, the end, the control loop
+    that the client names (`period_ms`, `skipped_ticks`), and `parent`, the id of the HTTP request of which it is a
+    part. `audio_s`, `images` and `video_s` are made, `audio_in_s` is heard. The conductor sends the running walks
+    (`active`), the finished ones, the position of the request (node, walk, rank) and the reason for the choice of its
+    replicas (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, the reason
+    of a wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
     state: prepare, queue, run, resume, finished, failed, cancelled. error: a code. message: the sentence that the
     client got.
     """
 
     handle: int
     id: str | None = None
+    parent: str | None = None
     route: str | None = None
     inputs: list[str] | None = None
     outputs: list[str] | None = None
@@ -42,6 +44,9 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ttft_s: float | None = None
     ttfa_s: float | None = None
     audio_s: float | None = None
+    audio_in_s: float | None = None
+    images: int | None = None
+    video_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     tokens: int | None = None

@@ -196,7 +196,8 @@ class EdgeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request; its key is the handle as text. id: chosen by the client.
+    """One request; its key is the handle as text. id: chosen by the client. parent: id of the HTTP request of which it
+    is a part, such as one of several answers or a turn of a conversation; empty for a whole one.
 
     state: prepare, queue, run, resume, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its
     current place (None in the queue); host: key in `hosts` of that rank, empty for `local`; walk: the walk there.
@@ -204,6 +205,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
     such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
     message: the sentence of the error, as the client got it.
+    audio_s, images, video_s: made; audio_in_s: seconds of audio in its inputs.
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     period_ms: of the client's control loop, if the client names it; its answer is due within one period.
     skipped_ticks: ticks without a request since the client's previous one, if the client counts them.
@@ -212,6 +214,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     id: str
     handle: int
+    parent: str = ""
     route: str = ""
     model: str = ""
     inputs: list[str] = []
@@ -229,6 +232,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prompt_tokens: int = 0
     cached_tokens: int = 0
     audio_s: float = 0.0
+    audio_in_s: float = 0.0
+    images: int = 0
+    video_s: float = 0.0
     waited_ms: float = 0.0
     pages: int = 0
     step: int = 0

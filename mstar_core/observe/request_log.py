@@ -162,6 +162,7 @@ class RequestRecord:
         return RequestStatus(
             id=api.id or "",
             handle=self.handle,
+            parent=api.parent or "",
             route=api.route or "",
             model=model,
             inputs=api.inputs or [],
@@ -181,6 +182,9 @@ class RequestRecord:
             prompt_tokens=api.prompt_tokens or 0,
             cached_tokens=cached or 0,
             audio_s=api.audio_s or 0.0,
+            audio_in_s=api.audio_in_s or 0.0,
+            images=api.images or 0,
+            video_s=api.video_s or 0.0,
             waited_ms=self._queued_ms(now, age_s),
             pages=0 if ended else sum(news.pages or 0 for news in self.workers.values()),
             step=0 if steps is None else steps.step or 0,

@@ -122,6 +122,7 @@ class Inputs:
     usage: extra entries of the response's usage object, such as encoder tokens or steps.
     params: replacement parameters, for instance with a limit lowered to the context; None: unchanged.
     facts: what the programs read as `ProgramRequest.facts`: numbers, texts, and lists of them.
+    heard_s: seconds of the request's audio, set by the api.
     """
 
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -133,6 +134,7 @@ class Inputs:
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usage: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    heard_s: float = 0.0
 
     def plain_params(self, params: Any) -> dict[str, Any]:
         """Return the parameters as sent to the conductor: those returned by the processor, with its output limit.

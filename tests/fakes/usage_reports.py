@@ -23,6 +23,7 @@ class UsageReports:
 
     boot: str = "boot-1"
     slots: int = 4
+    age_s: float = 3600.0
     hub: TelemetryHub = field(init=False)
     log: dict[int, RequestStatus] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -56,7 +57,7 @@ class UsageReports:
             await runner.cleanup()
 
     async def _head(self, request: web.Request) -> web.Response:
-        return web.json_response({"boot": self.boot})
+        return web.json_response({"boot": self.boot, "age_s": self.age_s})
 
     async def _requests(self, request: web.Request) -> web.Response:
         items = [request_item(each, 0.0) for each in self.log.values()]

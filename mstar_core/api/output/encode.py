@@ -187,6 +187,11 @@ def _steps(item: OutputItem) -> int:
     return item.array.shape[-2] if item.array.ndim > 1 else 1
 
 
+FILM_AXES: Final = 4
+FPS: Final = 24
+"""Axes of the frames of a video, and their rate if a model does not say it."""
+
+
 class OutputEncoder:
     """Encodes outputs and counts what was produced. facts: extra metadata of the processor, by modality.
 
@@ -214,6 +219,7 @@ class OutputEncoder:
         self.images = 0
         self.action_steps = 0
         self.frames = 0
+        self.video_seconds = 0.0
         self.first_at: float | None = None
         self.first_sound_at: float | None = None
         audio = spec.output("audio")
@@ -272,8 +278,15 @@ class OutputEncoder:
             case _:
                 data, metadata = await self._postprocess(widened(item), item.modality)
                 self.images += item.modality == "image"
-                self.frames += int(metadata.get("frames") or 0) if item.modality == "video" else 0
+                if item.modality == "video":
+                    self._note_video(item, metadata)
                 return [EncodedChunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
+
+    def _note_video(self, item: OutputItem, metadata: Mapping[str, Any]) -> None:
+        frames = int(metadata.get("frames") or (item.array.shape[0] if item.array.ndim == FILM_AXES else 0))
+        fps = metadata.get("fps") or self._facts.get("video", {}).get("fps") or FPS
+        self.frames += frames
+        self.video_seconds += frames / float(fps)
 
     @property
     def is_stopped(self) -> bool:

@@ -74,6 +74,7 @@ class ParsedRequest:
     client's control loop, None if it names none. session: the client's id of its session, empty without one.
     reads_only: the request has no output; it reads its prompt into the caches, under the lease of its session.
     reads_windows: see `PromptRequest`. live: its text, in place of `text`, for a model whose text input grows.
+    parent: id of the HTTP request that began it and does not wait for it.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class ParsedRequest:
     raw: RawPrompt | None = None
     stops: tuple[str, ...] = ()
     group: str = ""
+    parent: str = ""
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
     observation: bytes | None = None

@@ -7,11 +7,12 @@ import os
 import resource
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from mstar_core.api.preprocess.forms import encoded
-from mstar_core.api.preprocess.media_check import check_media, decoded_bytes
+from mstar_core.api.preprocess.media_check import check_media, decoded_bytes, heard_s
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.seccomp import deny_network
 from mstar_core.errors import MstarError, PluginError
@@ -96,7 +97,9 @@ def answer(processor: Processor, call: JobCall) -> Answer:
         match name:
             case "prompt":
                 check_media(args[0].media, args[0].limits)
-                return True, processor.process_prompt(*args)
+                inputs = processor.process_prompt(*args)
+                seconds = heard_s(args[0].media)
+                return True, replace(inputs, heard_s=seconds) if seconds else inputs
             case "decode":
                 return True, decode_files(processor, *args)
             case "recode":
@@ -128,13 +131,13 @@ def tokenizing(processor: Processor) -> TokenizingProcessor:
 
 def decode_files(
     processor: Processor, limits: MediaLimits, numbers: tuple[int, ...], *parts: MediaPart
-) -> list[tuple[int, MediaPart]]:
-    """Return the decoded size and the tensor of each file. Raises like `check_media`."""
+) -> list[tuple[int, float, MediaPart]]:
+    """Return the decoded size, the seconds of audio and the tensor of each file. Raises like `check_media`."""
     assert isinstance(processor, ParallelDecodeProcessor)
     sizes = [decoded_bytes(part, limits) for part in parts]
     check_decoded(sum(sizes), limits)
     decoded = (processor.decode_file(part, number) for part, number in zip(parts, numbers, strict=True))
-    return list(zip(sizes, decoded, strict=True))
+    return list(zip(sizes, (heard_s([part]) for part in parts), decoded, strict=True))
 
 
 def sendable(result: Answer) -> Answer:

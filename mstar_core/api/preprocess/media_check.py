@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mstar_core.plugin.media.images import CHANNELS, image_size
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
-from mstar_core.plugin.media.sounds import sound_bytes
+from mstar_core.plugin.media.sounds import sound_bytes, sound_seconds
 from mstar_core.plugin.media.videos import VideoFile
 from mstar_core.plugin.processor import MediaPart
 
@@ -20,6 +20,11 @@ def check_media(parts: Sequence[MediaPart], limits: MediaLimits) -> None:
     for part in parts:
         total += decoded_bytes(part, limits)
         check_decoded(total, limits)
+
+
+def heard_s(parts: Sequence[MediaPart]) -> float:
+    """Return the seconds of audio in some files, by their headers. Raises BadMedia."""
+    return sum(sound_seconds(part.data) for part in parts if part.modality == "audio")
 
 
 def decoded_bytes(part: MediaPart, limits: MediaLimits) -> int:

@@ -159,18 +159,23 @@ class Pool:
 
     async def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt`. Raises its error, or BadMedia if the process crashed."""
-        inputs = self.run_inline(request)
+        inputs, seconds = self.run_inline(request), 0.0
         if inputs is None and self._inline is not None and len(self._idle) > 1:
             places = self._inline.parallel_files(request)
             if len(places) > 1:
-                request = await self._decode_in_parallel(request, places)
+                request, seconds = await self._decode_in_parallel(request, places)
                 inputs = self.run_inline(request)
-        return await self._run("prompt", request) if inputs is None else inputs
+        if inputs is None:
+            inputs = await self._run("prompt", request)
+        return dataclasses.replace(inputs, heard_s=inputs.heard_s + seconds) if seconds else inputs
 
-    async def _decode_in_parallel(self, request: PromptRequest, places: Sequence[int]) -> PromptRequest:
-        """Return the request with tensors in place of files, which the idle processes decode in parallel."""
+    async def _decode_in_parallel(self, request: PromptRequest, places: Sequence[int]) -> tuple[PromptRequest, float]:
+        """Return the request with tensors in place of files, and the seconds of audio in them.
+
+        The idle processes decode the files in parallel.
+        """
         free = min(len(self._idle), len(places))
-        media, size, jobs = list(request.media), 0, []
+        media, size, seconds, jobs = list(request.media), 0, 0.0, []
         for first in range(free):
             mine = places[first::free]
             numbers = tuple(number_within(media, place) for place in mine)
@@ -180,15 +185,16 @@ class Pool:
             self._waiting.extend(job for _, job in jobs)
             self._dispatch()
             for mine, job in jobs:
-                for place, (decoded, part) in zip(mine, await job.answer, strict=True):
+                for place, (decoded, heard, part) in zip(mine, await job.answer, strict=True):
                     size += decoded
+                    seconds += heard
                     media[place] = part
         finally:
             for _, job in jobs:
                 if not job.answer.cancel() and not job.answer.cancelled():
                     job.answer.exception()  # marks it as retrieved
         check_decoded(size, request.limits)
-        return dataclasses.replace(request, media=media)
+        return dataclasses.replace(request, media=media), seconds
 
     async def postprocess(self, array: Any, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Run `postprocess`."""

@@ -197,6 +197,7 @@ def _is_whole(inputs: Inputs) -> bool:
         and isinstance(inputs.usage, dict)
         and isinstance(inputs.warnings, list | tuple)
         and all(isinstance(warning, str) for warning in inputs.warnings)
+        and isinstance(inputs.heard_s, float | int)
     )
 
 
@@ -222,7 +223,10 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _is_decoded(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], MediaPart)
+    match value:
+        case (int(), float() | int(), MediaPart()):
+            return True
+    return False
 
 
 MakeProcess = Callable[[str, Path | None, Mapping[str, Any]], ProcessorProcess]

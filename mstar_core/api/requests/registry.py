@@ -35,6 +35,7 @@ class LiveRequest:
     """A request from arrival to end. Owned by its handler; other code only calls `fail`.
 
     handle: of its current attempt; first_handle: of the first one, which names the request to the supervisor.
+    parent: id of the HTTP request of which it is a part, empty for a whole one. heard_s: seconds of audio it read.
     key: the API key that sent it. group: id of the request that it is an item of, by default its own. deadline:
     monotonic time. state: preprocessing, queued, running, resuming. is_sent: the conductor has received it. is_over:
     the conductor has finished it. is_parked: it waits for a conductor, since parked_at. record: of its attempts, once
@@ -76,6 +77,8 @@ class LiveRequest:
     outputs: list[str] = field(default_factory=list)
     encoder: OutputEncoder | None = None
     prompt_tokens: int = 0
+    parent: str = ""
+    heard_s: float = 0.0
     prepared: float = 0.0
     admitted: float = 0.0
     reported: RequestNews | None = None

@@ -70,6 +70,7 @@ async def create(exchange: Exchange) -> HTTPResponse:
         timeout_s=max(call.timeout_s, exchange.limits.videos_timeout_s),
         route="video",
         images=[f"image_{number}" for number in range(len(media))],
+        parent=exchange.request_id,
     )
     entry = StoredVideo(
         id=video.id,

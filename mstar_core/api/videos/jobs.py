@@ -78,7 +78,10 @@ class Generates(Protocol):
 
 
 class JobRequest(msgspec.Struct, kw_only=True):
-    """Request that a video can be generated from again. params: values by name. images: file names in its folder."""
+    """Request that a video can be generated from again. params: values by name. images: file names in its folder.
+
+    parent: id of the HTTP request that asked for it.
+    """
 
     prompt: str
     params: dict[str, Any]
@@ -86,6 +89,7 @@ class JobRequest(msgspec.Struct, kw_only=True):
     timeout_s: float
     route: str
     images: list[str] = []
+    parent: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -265,6 +269,7 @@ def _call(service: Generates, video_id: str, request: JobRequest, folder: Path) 
         params=service.model.params(**request.params),
         seed=request.seed,
         timeout_s=request.timeout_s,
+        parent=request.parent,
     )
 
 

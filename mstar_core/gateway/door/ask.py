@@ -11,7 +11,7 @@ from aiohttp import web
 
 from mstar_core.errors import MstarError, TooLarge, Unavailable
 from mstar_core.gateway.door.look import LOOK_BYTES, NOTHING, BodyFacts, facts_of
-from mstar_core.gateway.door.paths import PathParts
+from mstar_core.gateway.door.paths import QUIET, PathParts
 from mstar_core.gateway.door.replies import SlowBody
 
 LOOK_S: Final = 30.0
@@ -75,6 +75,12 @@ class Ask:
         """Whether the client asks for a WebSocket."""
         upgrade: str = self.request.headers.get("Upgrade", "")
         return upgrade.lower() == "websocket"
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether the request runs the model."""
+        is_made = self.request.method == "POST" and not self.parts.id and self.parts.path not in QUIET
+        return is_made or self.is_upgrade
 
     async def look(self, held: HeldBytes, *, needs_model: bool) -> None:
         """Read the body until its routing fields are known, or all of it if they stand at its end.

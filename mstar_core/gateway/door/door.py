@@ -161,9 +161,9 @@ class Door:
             if owner is not None:
                 return Target(model=owner.model, sticky=owner.deployment, key=key)
             return Target(model=await self._default(ask, key), key=key)
-        model = await self._resolve(name)
-        if model is None:
-            raise unknown_model(name, self._names(key))
+        model, names = await self._resolve(name), self._names(key)
+        if model is None or model not in names:
+            raise unknown_model(name, names)
         sticky = owner.deployment if owner is not None and owner.model == model else None
         return Target(model=model, sticky=sticky, key=key)
 
@@ -228,6 +228,7 @@ class Door:
             request_id=ask.facts.request_id or ask.request_id,
             key=target.key,
             max_output_tokens=ask.facts.max_output_tokens,
+            is_generation=ask.is_generation,
         )
         permit = await self.gate.admit(facts)
         status = LEFT

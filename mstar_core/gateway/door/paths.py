@@ -56,6 +56,9 @@ KNOWN: Final = (
 )
 """Routes that metrics name. Others are counted together, because a path may hold a client's text."""
 
+QUIET: Final = ("/tokenize", "/detokenize", "/v1/audio/voices", "/v1/realtime/client_secrets", "/v1/audio/detect_turns")
+"""Routes of POST that run no model."""
+
 EVENT_ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Routes whose streams are server-sent events, in which a comment is allowed before the first event."""
 

@@ -25,6 +25,14 @@ FAULTS: Final = (OSError, TimeoutError, ValueError, EOFError, aiohttp.ClientErro
 """Errors of a link whose deployment has ended or does not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeploymentStart:
+    """One start of a deployment. boot: its id. age_s: seconds since then."""
+
+    boot: str
+    age_s: float
+
+
 @dataclass(slots=True)
 class Watched:
     """Requests of a deployment by their keys, as the frames of a watch tell. slots: requests that it runs at once.
@@ -86,9 +94,10 @@ class AdminLink:
     ) -> None:
         await self._session.close()
 
-    async def boot(self) -> str:
-        """Return the id of this start of the deployment."""
-        return str((await self._json("/v1/"))["boot"])
+    async def start(self) -> DeploymentStart:
+        """Return the current start of the deployment."""
+        head = await self._json("/v1/")
+        return DeploymentStart(boot=str(head["boot"]), age_s=float(head.get("age_s") or 0.0))
 
     async def requests(self) -> list[RequestStatus]:
         """Return all requests that the deployment remembers."""

@@ -104,30 +104,34 @@ class Booker:
         if not each.deployment:  # it was never forwarded, so it has used nothing
             await self._writer.call(partial(books.settle, number=each.number))
             return
+        is_remembered = False
         try:
             async with AdminLink(self._socket_of(each.deployment)) as link:
-                boot, status = await link.boot(), await link.request(each.request)
+                start, status = await link.start(), await link.request(each.request)
+            is_remembered = start.age_s >= now - each.admitted
         except FAULTS:
             if now - each.closed < LOST_S:
                 return
             status = None
         if status is not None:
             if status.has_ended:
-                await self._writer.call(partial(books.book, reports=[report_of(status, boot)]))
+                reports = [report_of(status, each.deployment, start.boot)]
+                await self._writer.call(partial(books.book, reports=reports))
             return
-        # A deployment that refused a request has no report of it, and nothing was used.
+        # A deployment that ran all the time knows every request that it began, so this one has used nothing.
         is_refused = each.status is not None and each.status >= 400 and each.status != books.CLIENT_LEFT
-        await self._writer.call(partial(books.settle, number=each.number, is_unknown=not is_refused))
+        is_unknown = not is_remembered and not is_refused
+        await self._writer.call(partial(books.settle, number=each.number, is_unknown=is_unknown))
 
     async def _follow(self, deployment: str) -> None:
         while True:
             try:
                 async with AdminLink(self._socket_of(deployment)) as link:
-                    await self._book(await link.boot(), await link.requests())
+                    await self._book(deployment, (await link.start()).boot, await link.requests())
                     async for watched in link.watch():
                         self.watched[deployment] = watched
                         self._seen[deployment] = self._clock()
-                        await self._book(watched.boot, watched.take())
+                        await self._book(deployment, watched.boot, watched.take())
                         self._on_change()
             except FAULTS as error:
                 log.debug("a deployment does not answer", extra={"facts": {"name": deployment, "why": str(error)}})
@@ -137,9 +141,9 @@ class Booker:
     async def _read_all(self, deployment: str) -> None:
         with contextlib.suppress(*FAULTS):
             async with AdminLink(self._socket_of(deployment)) as link:
-                await self._book(await link.boot(), await link.requests())
+                await self._book(deployment, (await link.start()).boot, await link.requests())
 
-    async def _book(self, boot: str, requests: Iterable[RequestStatus]) -> None:
-        reports = [report_of(request, boot) for request in requests if request.has_ended]
+    async def _book(self, deployment: str, boot: str, requests: Iterable[RequestStatus]) -> None:
+        reports = [report_of(request, deployment, boot) for request in requests if request.has_ended]
         if reports:
             await self._writer.call(partial(books.book, reports=reports))

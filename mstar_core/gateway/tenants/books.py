@@ -24,7 +24,10 @@ CLIENT_LEFT: Final = 499
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A request that is to be admitted. gateway: of this process. tokens, audio_s: estimates to reserve."""
+    """A request that is to be admitted. gateway: of this process. tokens, audio_s: estimates to reserve.
+
+    audio_s: None for a route that is not of sound, whose answer may be spoken all the same.
+    """
 
     request: str
     gateway: str
@@ -33,7 +36,7 @@ class Entry:
     model: str
     route: str
     tokens: float
-    audio_s: float
+    audio_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class UnsettledRequest:
     number: int
     request: str
     deployment: str
+    admitted: float
     closed: float
     status: int | None
 
@@ -75,8 +79,11 @@ def admit(db: sqlite3.Connection, entry: Entry, now: float) -> tuple[int, Reserv
         running = running_of(db, terms.name)
         if running >= terms.concurrency:
             raise quotas.over_concurrency(terms, running)
-    reserved = quotas.reserve(db, terms, now, tokens=entry.tokens, audio_s=entry.audio_s)
     day = quotas.day_of(now)
+    audio_s = entry.audio_s
+    if audio_s is None and terms.audio_seconds_per_day is not None and _speaks(db, entry, day):
+        audio_s = 0.0
+    reserved = quotas.reserve(db, terms, now, tokens=entry.tokens, audio_s=audio_s)
     number = db.execute(
         "INSERT INTO journal (request, gateway, tenant, key, model, route, day, admitted, tokens_held, audio_held)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -96,6 +103,15 @@ def admit(db: sqlite3.Connection, entry: Entry, now: float) -> tuple[int, Reserv
     assert number is not None
     _count(db, (day, terms.name, entry.key, entry.model), requests=1)
     return number, reserved
+
+
+def _speaks(db: sqlite3.Connection, entry: Entry, day: int) -> bool:
+    """Return whether a model has heard or made sound for a tenant today, so that any request to it may do so again."""
+    row = db.execute(
+        "SELECT 1 FROM usage WHERE day = ? AND tenant = ? AND model = ? AND audio_in_s + audio_out_s > 0 LIMIT 1",
+        (day, entry.terms.name, entry.model),
+    ).fetchone()
+    return row is not None
 
 
 def running_of(db: sqlite3.Connection, tenant: str) -> int:
@@ -141,19 +157,24 @@ def book(db: sqlite3.Connection, reports: Iterable[UsageReport]) -> int:
     """Book reports about requests of the journal, and ignore all others. Returns how many changed the books."""
     changed = 0
     for report in reports:
-        number = _number_of(db, report.request)
+        number = _number_of(db, report)
         if number is not None:
             changed += _book(db, number, report)
     return changed
 
 
-def _number_of(db: sqlite3.Connection, request: str) -> int | None:
-    """Return the newest journal entry of a request id. A part of a request is named `ID/1` or `ID-1`."""
-    for name in dict.fromkeys((request, request.rpartition("/")[0], request.rpartition("-")[0])):
-        row = name and db.execute("SELECT max(number) FROM journal WHERE request = ?", (name,)).fetchone()
-        if row and row[0] is not None:
-            return int(row[0])
-    return None
+def _number_of(db: sqlite3.Connection, report: UsageReport) -> int | None:
+    """Return the journal entry of a new report: the oldest of its id that waits for one, else the newest.
+
+    A client may use an id again once its request has ended. None for a request that did not come through a gateway.
+    """
+    row = db.execute(
+        "SELECT number, state = 'running' AND NOT EXISTS (SELECT 1 FROM reports r WHERE r.number = j.number) AS waits"
+        " FROM journal j WHERE request = ? AND deployment IN ('', ?)"
+        " ORDER BY waits DESC, CASE WHEN waits THEN number ELSE -number END LIMIT 1",
+        (report.request, report.deployment),
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _book(db: sqlite3.Connection, number: int, report: UsageReport) -> bool:
@@ -210,14 +231,12 @@ def settle(db: sqlite3.Connection, number: int, *, is_unknown: bool = False) -> 
 def pending(db: sqlite3.Connection, closed_before: float) -> Sequence[UnsettledRequest]:
     """Return requests that were closed before a time and are not settled."""
     rows = db.execute(
-        "SELECT number, request, deployment, closed, status FROM journal"
+        "SELECT number, request, deployment, admitted, closed, status FROM journal"
         " WHERE state = 'running' AND closed < ? ORDER BY number",
         (closed_before,),
     )
-    return [
-        UnsettledRequest(number=number, request=request, deployment=deployment, closed=closed, status=status)
-        for number, request, deployment, closed, status in rows
-    ]
+    names = ("number", "request", "deployment", "admitted", "closed", "status")
+    return [UnsettledRequest(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def forget(db: sqlite3.Connection, now: float) -> None:

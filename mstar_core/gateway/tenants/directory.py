@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mstar_core.errors import NotFound, Refused, did_you_mean
+from mstar_core.errors import Refused
 from mstar_core.gateway.tenants.keys import KeyRecord, match
 from mstar_core.gateway.tenants.tenant_file import TenantFile
 from mstar_core.gateway.tenants.terms import ANONYMOUS, Terms
@@ -103,12 +103,3 @@ class Directory:
         self._terms = {name: tenant.terms for name, tenant in stored.items() if tenant.terms is not None}
         self._terms |= self._declared
         self._keys = [(name, key) for name, tenant in stored.items() if name in self._terms for key in tenant.keys]
-
-
-def no_model(name: str, visible: Iterable[str]) -> NotFound:
-    """Return the error of a model that does not exist or that the tenant may not use; both read the same.
-
-    visible: names that the tenant may see.
-    """
-    hint = did_you_mean(name, visible)
-    return NotFound(f"no model {name!r}", hint=hint, kind="model", name=name, code="model_not_found")

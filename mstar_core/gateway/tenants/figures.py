@@ -47,23 +47,28 @@ COLUMNS: Final = tuple(field.name for field in fields(Figures))
 class UsageReport:
     """Report of a deployment about one request. id: unique over all deployments and their starts.
 
-    request: its id; the parts of one forwarded request are named `ID/1` or `ID-1`.
+    request: id of the forwarded request that it is, or is a part of. deployment: that reports it.
     """
 
     id: str
     request: str
+    deployment: str
     figures: Figures
 
 
-def report_of(status: RequestStatus, boot: str) -> UsageReport:
+def report_of(status: RequestStatus, deployment: str, boot: str) -> UsageReport:
     """Return the report of an ended request. boot: of this start of the deployment."""
     return UsageReport(
         id=f"{boot}/{status.handle}",
-        request=status.id,
+        request=status.parent or status.id,
+        deployment=deployment,
         figures=Figures(
             input_tokens=status.prompt_tokens,
             cached_tokens=status.cached_tokens,
             output_tokens=status.tokens,
+            audio_in_s=status.audio_in_s,
             audio_out_s=status.audio_s,
+            images=status.images,
+            video_s=status.video_s,
         ),
     )

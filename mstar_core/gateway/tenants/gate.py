@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from mstar_core.errors import Unavailable
+from mstar_core.errors import NotFound, Unavailable
 from mstar_core.gateway.parts import Replica, RequestFacts
 from mstar_core.gateway.serve_file import ServeFile
-from mstar_core.gateway.tenants import books
+from mstar_core.gateway.tenants import books, quotas
 from mstar_core.gateway.tenants.booker import SWEEP_S, Booker, local_socket
 from mstar_core.gateway.tenants.books import Entry
-from mstar_core.gateway.tenants.directory import Directory, no_model
+from mstar_core.gateway.tenants.directory import Directory
 from mstar_core.gateway.tenants.lanes import Lane
 from mstar_core.gateway.tenants.presence import Presence
 from mstar_core.gateway.tenants.quotas import Reserved, headers_of
@@ -42,6 +42,8 @@ MOST_WAITING: Final = 1024
 
 LAST_REPORTS_S: Final = 2.0
 
+T = TypeVar("T")
+
 log = logging.getLogger("mstar.gateway")
 
 
@@ -50,7 +52,8 @@ class TenantPermit:
 
     __slots__ = ("_gate", "_is_closed", "_lane", "_left", "_number", "_tenant")
 
-    def __init__(self, gate: TenantGate, tenant: str, number: int, left: Reserved, lane: Lane | None) -> None:
+    def __init__(self, gate: TenantGate, tenant: str, number: int | None, left: Reserved, lane: Lane | None) -> None:
+        """number: in the journal, None for a request that runs no model."""
         self._gate = gate
         self._tenant = tenant
         self._number = number
@@ -69,11 +72,12 @@ class TenantPermit:
 
     def forwarded(self, replica: Replica) -> None:
         """Note the deployment that will report the request."""
-        self._gate.note_forward(self._number, replica)
+        if self._number is not None:
+            self._gate.note_forward(self._number, replica)
 
     def close(self, status: int) -> None:
         """End the request, and let the next one run. Further calls do nothing."""
-        if self._is_closed:
+        if self._is_closed or self._number is None:
             return
         self._is_closed = True
         self._gate.note_close(self._number, status, self._lane)
@@ -143,8 +147,11 @@ class TenantGate:
         """Return when the request may run. Raises InvalidKey, NotFound, Overloaded, Unavailable."""
         caller = self._directory.caller(facts.key)
         if not self._directory.visible(caller, (facts.model,)):
-            raise no_model(facts.model, ())
+            raise NotFound(f"the model {facts.model[:80]!r} does not exist", code="model_not_found", field="model")
         terms, writer = caller.terms, self._open()
+        if not facts.is_generation:
+            counted = partial(quotas.reserve, terms=terms, now=self._clock())
+            return TenantPermit(self, terms.name, None, await self._written(writer.post(counted)), None)
         tokens = float(EXPECTED_TOKENS if facts.max_output_tokens is None else facts.max_output_tokens)
         entry = Entry(
             request=facts.request_id,
@@ -154,7 +161,7 @@ class TenantGate:
             model=facts.model,
             route=facts.route,
             tokens=tokens,
-            audio_s=EXPECTED_AUDIO_S if facts.route.startswith(SOUND) else 0.0,
+            audio_s=EXPECTED_AUDIO_S if facts.route.startswith(SOUND) else None,
         )
         number, reserved = await self._reserved(writer, entry)
         lane = None if facts.route.startswith(SESSIONS) else self._lane(facts.model)
@@ -206,12 +213,19 @@ class TenantGate:
     async def _reserved(self, writer: Writer, entry: Entry) -> tuple[int, Reserved]:
         """Reserve and write down a request. If the caller is cancelled meanwhile, nothing of it stays."""
         written = writer.post(partial(books.admit, entry=entry, now=self._clock()))
+        try:
+            return await self._written(written)
+        except asyncio.CancelledError:
+            written.add_done_callback(partial(_undo, writer))
+            raise
+
+    async def _written(self, written: Future[T]) -> T:
+        """Wait for an operation of the store, which a cancelled caller does not stop. Raises Unavailable."""
         result = asyncio.wrap_future(written)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
             result.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller reads it
-            written.add_done_callback(partial(_undo, writer))
             raise
         except (sqlite3.Error, OSError) as error:
             log.error("the usage file cannot be written", extra={"facts": {"why": str(error)}})

@@ -46,13 +46,16 @@ def day_of(now: float) -> int:
     return int(now // DAY_S)
 
 
-def reserve(db: sqlite3.Connection, terms: Terms, now: float, *, tokens: float, audio_s: float) -> Reserved:
+def reserve(
+    db: sqlite3.Connection, terms: Terms, now: float, *, tokens: float | None = None, audio_s: float | None = None
+) -> Reserved:
     """Count a request and reserve its estimates. Raises Overloaded, before any change, for a quota without room.
 
-    An estimate above a whole limit is lowered to it. The caller checks the concurrency.
+    tokens, audio_s: None for a request that uses none, which is admitted if that quota is used up. An estimate above a
+    whole limit is lowered to it. The caller checks the concurrency.
     """
-    tokens = 0.0 if terms.tokens_per_day is None else min(tokens, terms.tokens_per_day)
-    audio_s = 0.0 if terms.audio_seconds_per_day is None else min(audio_s, terms.audio_seconds_per_day)
+    tokens = _within(tokens, terms.tokens_per_day)
+    audio_s = _within(audio_s, terms.audio_seconds_per_day)
     minute, day = int(now // MINUTE_S), day_of(now)
     wanted = (
         (REQUESTS, terms.requests_per_minute, minute, MINUTE_S, 1.0),
@@ -61,7 +64,7 @@ def reserve(db: sqlite3.Connection, terms: Terms, now: float, *, tokens: float, 
     )
     left = []
     for quota, limit, window, window_s, amount in wanted:
-        if limit is None:
+        if limit is None or amount is None:
             continue
         used = _used(db, terms.name, quota, window)
         state = Left(limit=limit, used=used + amount, resets_s=(window + 1) * window_s - now)
@@ -70,7 +73,7 @@ def reserve(db: sqlite3.Connection, terms: Terms, now: float, *, tokens: float, 
             raise over(terms.name, quota, Left(limit=limit, used=used, resets_s=state.resets_s), amount)
         left.append((quota, state))
     for quota, limit, window, _, amount in wanted:
-        if limit is not None:
+        if limit is not None and amount is not None:
             add(
                 db,
                 terms.name,
@@ -79,7 +82,11 @@ def reserve(db: sqlite3.Connection, terms: Terms, now: float, *, tokens: float, 
                 used=amount if quota == REQUESTS else 0.0,
                 reserved=0.0 if quota == REQUESTS else amount,
             )
-    return Reserved(tokens=tokens, audio_s=audio_s, left=tuple(left))
+    return Reserved(tokens=tokens or 0.0, audio_s=audio_s or 0.0, left=tuple(left))
+
+
+def _within(estimate: float | None, limit: float | None) -> float | None:
+    return None if estimate is None or limit is None else min(estimate, limit)
 
 
 def add(

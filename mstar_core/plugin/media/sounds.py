@@ -34,6 +34,17 @@ def sound_bytes(data: bytes, limits: MediaLimits) -> int:
     return int(seconds * rate) * int(channels) * SAMPLE_BYTES
 
 
+def sound_seconds(data: bytes) -> float:
+    """Return the length of a sound by its header. Raises BadMedia."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            return float(file.frames / file.samplerate)
+    except soundfile.LibsndfileError:
+        return _container_facts(data)[0]
+
+
 def read_sound(data: bytes, rate: int, limits: MediaLimits) -> Samples:
     """Decode audio, or the first audio track of a video, mixed to one channel.
 

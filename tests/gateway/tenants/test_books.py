@@ -23,6 +23,7 @@ from mstar_core.gateway.tenants.terms import Terms
 from mstar_core.observe.frames import RequestStatus
 
 NOW = 1_000_000.0
+PARTS = [("r", 1, ""), ("r/1", 2, "r"), ("r-1", 4, "r"), ("video_x", 8, "other")]
 ROOT = str(Path(__file__).parents[3])
 
 
@@ -45,7 +46,7 @@ def book(db: sqlite3.Connection, *reports: UsageReport) -> int:
 
 
 def report(request: str, tokens: int, handle: int = 1, boot: str = "b") -> UsageReport:
-    return UsageReport(id=f"{boot}/{handle}", request=request, figures=Figures(output_tokens=tokens))
+    return UsageReport(id=f"{boot}/{handle}", request=request, deployment="d", figures=Figures(output_tokens=tokens))
 
 
 def totals(db: sqlite3.Connection) -> dict[str, float]:
@@ -55,10 +56,23 @@ def totals(db: sqlite3.Connection) -> dict[str, float]:
 
 
 def test_a_report_of_a_deployment_has_its_figures() -> None:
-    status = RequestStatus(id="r", handle=7, ended=2.0, prompt_tokens=10, cached_tokens=4, tokens=20, audio_s=1.5)
-    made = report_of(status, "boot")
+    status = RequestStatus(
+        id="r",
+        handle=7,
+        ended=2.0,
+        prompt_tokens=10,
+        cached_tokens=4,
+        tokens=20,
+        audio_s=1.5,
+        audio_in_s=2.5,
+        images=2,
+        video_s=3.5,
+    )
+    made = report_of(status, "d", "boot")
     assert made.id == "boot/7" and made.request == "r"
-    assert made.figures == Figures(input_tokens=10, cached_tokens=4, output_tokens=20, audio_out_s=1.5)
+    assert made.figures == Figures(
+        input_tokens=10, cached_tokens=4, output_tokens=20, audio_in_s=2.5, audio_out_s=1.5, images=2, video_s=3.5
+    )
 
 
 def test_reports_that_are_read_again_change_nothing(db: sqlite3.Connection) -> None:
@@ -92,8 +106,9 @@ def test_any_order_and_repetition_of_reports_gives_the_same_totals(reads: list[t
 
 
 def test_parts_of_a_request_are_booked_for_it(db: sqlite3.Connection) -> None:
-    admit(db, "r-x")
-    book(db, report("r-x", 1, 1), report("r-x/1", 2, 2), report("r-x-3", 4, 3))
+    admit(db, "r")
+    statuses = [RequestStatus(id=name, handle=n, parent=parent, ended=1.0, tokens=n) for name, n, parent in PARTS]
+    book(db, *(report_of(status, "d", "b") for status in statuses))
     assert totals(db)["output_tokens"] == 7 and totals(db)["requests"] == 1
 
 
@@ -109,6 +124,17 @@ def test_an_id_that_a_client_uses_again_is_booked_for_each_request(db: sqlite3.C
     admit(db, "r", model="new")
     book(db, report("r", 5, 1), report("r", 7, 2))
     assert dict(db.execute("SELECT model, output_tokens FROM usage")) == {"old": 5, "new": 7}
+
+
+def test_a_report_is_of_the_deployment_that_got_the_request(db: sqlite3.Connection) -> None:
+    """Two clients use one id at the same time, on two deployments."""
+    for model, deployment in (("first", "a"), ("second", "b")):
+        number = admit(db, "r", model=model)
+        transact(db, lambda db, number=number, name=deployment: books.forward(db, number, name))
+    for deployment, tokens in (("a", 5), ("b", 7)):
+        figures = Figures(output_tokens=tokens)
+        book(db, UsageReport(id=f"{deployment}/1", request="r", deployment=deployment, figures=figures))
+    assert dict(db.execute("SELECT model, output_tokens FROM usage")) == {"first": 5, "second": 7}
 
 
 def test_a_late_report_makes_an_unknown_request_known(db: sqlite3.Connection) -> None:

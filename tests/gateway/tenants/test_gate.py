@@ -243,8 +243,12 @@ async def test_a_new_gateway_books_what_a_dead_one_had_not(sockets: Path, clock:
         assert totals(sockets)["unknown"] == 0
 
 
-async def test_a_request_whose_deployment_has_forgotten_it_is_unknown(sockets: Path, clock: Clock) -> None:
-    reports = UsageReports()
+@pytest.mark.parametrize(("age_s", "unknown"), [(5.0, 2), (3600.0, 0)])
+async def test_a_request_is_unknown_if_its_deployment_has_been_restarted(
+    sockets: Path, clock: Clock, age_s: float, unknown: int
+) -> None:
+    """One that ran all the time would know every request that it began."""
+    reports = UsageReports(age_s=age_s)
     async with reports.serve(sockets / "fake.sock"), gate(sockets, clock) as opened:
         for name, status in (("lost", 200), ("left", 499), ("refused", 400)):
             permit = await opened.admit(facts(name))
@@ -253,7 +257,13 @@ async def test_a_request_whose_deployment_has_forgotten_it_is_unknown(sockets: P
         (await opened.admit(facts("never sent"))).close(503)
         clock.now += 10
         await opened.sweep()
-        assert totals(sockets) == {"requests": 4, "errors": 2, "unknown": 2, "input_tokens": 0, "output_tokens": 0}
+        assert totals(sockets) == {
+            "requests": 4,
+            "errors": 2,
+            "unknown": unknown,
+            "input_tokens": 0,
+            "output_tokens": 0,
+        }
 
 
 async def test_a_request_of_a_dead_deployment_is_unknown_after_a_while(sockets: Path, clock: Clock) -> None:

@@ -30,16 +30,23 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def admit(
-    db: sqlite3.Connection, terms: Terms, now: float, *, request: str = "r", tokens: float = 0.0, audio_s: float = 0.0
+    db: sqlite3.Connection,
+    terms: Terms,
+    now: float,
+    *,
+    request: str = "r",
+    model: str = "m",
+    tokens: float = 0.0,
+    audio_s: float | None = None,
 ) -> int:
     entry = Entry(
-        request=request, gateway="g", terms=terms, key="k", model="m", route="/v1/x", tokens=tokens, audio_s=audio_s
+        request=request, gateway="g", terms=terms, key="k", model=model, route="/v1/x", tokens=tokens, audio_s=audio_s
     )
     return transact(db, lambda db: books.admit(db, entry, now))[0]
 
 
 def report(db: sqlite3.Connection, request: str, **figures: float) -> None:
-    made = UsageReport(id=f"boot/{request}", request=request, figures=Figures(**figures))  # type: ignore[arg-type]  # numbers
+    made = UsageReport(id=f"boot/{request}", request=request, deployment="d", figures=Figures(**figures))  # type: ignore[arg-type]  # numbers
     transact(db, lambda db: books.book(db, [made]))
 
 
@@ -98,6 +105,15 @@ def test_a_request_that_used_more_than_it_reserved_uses_up_the_rest(db: sqlite3.
     close(db, first)
     with pytest.raises(Overloaded, match="61.5 of its 60 seconds of audio per day"):
         admit(db, terms, NOON)
+    admit(db, terms, NOON, model="other")  # it has neither heard nor made sound
+
+
+def test_requests_that_run_no_model_only_count_in_their_minute(db: sqlite3.Connection) -> None:
+    terms = Terms(name="acme", requests_per_minute=2, tokens_per_day=1)
+    admit(db, terms, NOON, tokens=1)
+    transact(db, lambda db: quotas.reserve(db, terms, NOON))
+    with pytest.raises(Overloaded, match="requests per minute"):
+        transact(db, lambda db: quotas.reserve(db, terms, NOON))
 
 
 def test_an_estimate_above_the_whole_quota_is_lowered_to_it(db: sqlite3.Connection) -> None:
