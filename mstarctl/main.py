@@ -107,6 +107,18 @@ VERBS: tuple[Verb, ...] = (
     Verb("chat", "mstarctl.commands.chat:chat", "Talk with a model in the terminal.", DEPLOYMENTS),
     Verb("talk", "mstarctl.commands.talk:talk", "Speak with a model: microphone or files in, speech out.", DEPLOYMENTS),
     Verb("bench", "mstarctl.commands.bench:app", "Measure a server under load, and compare runs.", DEPLOYMENTS),
+    Verb(
+        "usage",
+        "mstarctl.commands.usage:show_usage",
+        "Show what tenants have used, by day, model and key.",
+        DEPLOYMENTS,
+    ),
+    Verb(
+        "tenants",
+        "mstarctl.commands.tenants:app",
+        "Create tenants of gateways, their limits and their keys.",
+        DEPLOYMENTS,
+    ),
     Verb("lora", "mstarctl.commands.lora:app", "Load, unload and list LoRA adapters.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),

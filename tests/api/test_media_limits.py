@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
-from mstar_core.api.preprocess.media_check import check_media
+from mstar_core.api.preprocess.media_check import check_media, heard_s
 from mstar_core.errors import BadMedia, MstarError, TooLarge
 from mstar_core.plugin.media import MediaLimits, VideoFile, read_image, read_sound
 from mstar_core.plugin.media.containers import container_format
@@ -255,3 +256,11 @@ async def test_more_images_than_the_model_reads_are_refused_before_any_is_decode
         assert "3 images" in answer.json()["detail"] and "at most 2" in answer.json()["detail"]
         answer = await api.client.post("/generate", data={"text": "x"}, files=broken[:2])
         assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG"])
+def test_the_seconds_of_audio_are_those_of_the_header(form: str) -> None:
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(12_000, np.float32), 16_000, format=form)
+    parts = [MediaPart(modality="audio", data=data.getvalue()), MediaPart(modality="text", data=b"x")]
+    assert heard_s([*parts, *parts]) == pytest.approx(1.5)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from mstar_core.api import telemetry as module
 from mstar_core.api.requests.registry import LiveRequest
 from mstar_core.api.telemetry import RequestTelemetry
@@ -16,7 +18,43 @@ def live(handle: int = 7) -> Any:
 
 
 ORDER = [("text", 0), ("audio", 0), ("text", 1)]
-CALL: Any = SimpleNamespace(order=ORDER, media=(), outputs=("text", "audio"), loop=None)
+CALL: Any = SimpleNamespace(order=ORDER, media=(), outputs=("text", "audio"), loop=None, parent="", group="")
+
+
+def encoded(**facts: Any) -> Any:
+    """Return the counts of a request's outputs."""
+    none = {"first_at": None, "first_sound_at": None, "samples": 0, "audio_seconds": 0.0}
+    return SimpleNamespace(**{**none, "images": 0, "video_seconds": 0.0, **facts})
+
+
+def test_outputs_and_inputs_that_are_paid_for_are_reported() -> None:
+    feed, request = RequestTelemetry(FakeClock(10.0)), live()
+    feed.opened(request, CALL)
+    request.encoder, request.heard_s = encoded(images=2, video_seconds=1.5, samples=24000, audio_seconds=1.0), 3.25
+    feed.ended(request, "finished", "")
+    (news,), _ = feed.take()
+    assert (news.images, news.video_s, news.audio_s, news.audio_in_s) == (2, 1.5, 1.0, 3.25)
+    assert news.parent is None
+
+
+@pytest.mark.parametrize(
+    ("route", "request_id", "facts", "parent"),
+    [
+        ("generate", "r/1", {"group": "r"}, "r"),
+        ("video", "video_1", {"parent": "r"}, "r"),
+        ("realtime", "call-9-3", {}, "call-9"),
+        ("robot_policy", "arm-12", {}, "arm"),
+        ("generate", "r-1", {}, None),
+    ],
+)
+def test_a_part_names_the_request_that_it_belongs_to(
+    route: str, request_id: str, facts: dict[str, str], parent: str | None
+) -> None:
+    feed, request = RequestTelemetry(FakeClock(10.0)), live()
+    request.route, request.request_id = route, request_id
+    feed.opened(request, SimpleNamespace(**{**vars(CALL), **facts}))  # type: ignore[arg-type]  # the fields that it reads
+    ((news,), _) = feed.take()
+    assert news.parent == parent
 
 
 def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
@@ -40,7 +78,7 @@ def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
 
     clock.now, request.state = 12.0, "running"
     feed.admitted(request)
-    encoder: Any = SimpleNamespace(first_at=None, first_sound_at=None, samples=0, audio_seconds=0.0)
+    encoder = encoded()
     request.encoder, request.prompt_tokens = encoder, 15
     (running,), (waited,) = feed.take()
     assert (running.state, running.prompt_tokens, running.why) == ("run", 15, "")
@@ -57,7 +95,7 @@ def test_a_stream_that_goes_on_is_told_of_at_its_pace_and_what_is_first_at_once(
     feed, request = RequestTelemetry(clock), live()
     request.state = "running"
     feed.opened(request, CALL)
-    encoder: Any = SimpleNamespace(first_at=10.0, first_sound_at=None, samples=0, audio_seconds=0.0)
+    encoder = encoded(first_at=10.0)
     request.encoder, request.prompt_tokens = encoder, 15
     assert len(feed.take()[0]) == 1
     told = []
