@@ -11,7 +11,7 @@ from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import Fleet, Gate
 from mstar_core.gateway.serve_file import ServeFile
-from mstar_core.gateway.tenants.folder import gateway_folder
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.gateway.tenants.gate import TenantGate
 
 

@@ -12,10 +12,10 @@ import typer
 
 from mstar_core.errors import NotFound, UsageError, did_you_mean
 from mstar_core.gateway.serve_file import load_serve_file
-from mstar_core.gateway.tenants.folder import gateway_folder
-from mstar_core.gateway.tenants.keys import KeyRecord
-from mstar_core.gateway.tenants.tenant_file import StoredTenant, TenantFile
-from mstar_core.gateway.tenants.terms import Terms
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
+from mstar_core.gateway.tenants.accounts.keys import KeyRecord
+from mstar_core.gateway.tenants.accounts.tenant_file import StoredTenant, TenantFile
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.moments import iso_time

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from mstar_core.errors import UsageError, did_you_mean
-from mstar_core.gateway.tenants.folder import gateway_folder
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.gateway.tenants.usage import GROUPS, SUMS, today, usage
 from mstarctl.output import Column, Printer
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from mstar_core.gateway.tenants import books
+from mstar_core.gateway.tenants.accounts.directory import Directory
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
+from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.books import Entry
-from mstar_core.gateway.tenants.directory import Directory
 from mstar_core.gateway.tenants.figures import Figures, UsageReport
-from mstar_core.gateway.tenants.folder import gateway_folder
 from mstar_core.gateway.tenants.store import opened, transact
-from mstar_core.gateway.tenants.tenant_file import TenantFile
-from mstar_core.gateway.tenants.terms import Terms
 from tests.cli.conftest import Cli
 
 TODAY = datetime.now(UTC).timestamp()

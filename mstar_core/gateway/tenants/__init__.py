@@ -1,5 +1,5 @@
 """Tenants of a gateway: keys, rights, quotas, fair order and usage."""
 
-from mstar_core.gateway.tenants.terms import ANONYMOUS, Terms
+from mstar_core.gateway.tenants.accounts.terms import ANONYMOUS, Terms
 
 __all__ = ["ANONYMOUS", "Terms"]

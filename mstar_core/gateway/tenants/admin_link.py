@@ -26,7 +26,7 @@ FAULTS: Final = (OSError, TimeoutError, ValueError, EOFError, aiohttp.ClientErro
 
 
 @dataclass(frozen=True, slots=True)
-class DeploymentStart:
+class ObservedStart:
     """One start of a deployment. boot: its id. age_s: seconds since then."""
 
     boot: str
@@ -94,10 +94,10 @@ class AdminLink:
     ) -> None:
         await self._session.close()
 
-    async def start(self) -> DeploymentStart:
+    async def start(self) -> ObservedStart:
         """Return the current start of the deployment."""
         head = await self._json("/v1/")
-        return DeploymentStart(boot=str(head["boot"]), age_s=float(head.get("age_s") or 0.0))
+        return ObservedStart(boot=str(head["boot"]), age_s=float(head.get("age_s") or 0.0))
 
     async def requests(self) -> list[RequestStatus]:
         """Return all requests that the deployment remembers."""

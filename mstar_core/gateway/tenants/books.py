@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.gateway.tenants import quotas
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.figures import COLUMNS, Figures, UsageReport
 from mstar_core.gateway.tenants.quotas import AUDIO, TOKENS, Reserved
-from mstar_core.gateway.tenants.terms import Terms
 
 KEPT_S: Final = 7 * 86_400.0
 """Time for which the journal keeps booked requests. Later reports about them are ignored."""

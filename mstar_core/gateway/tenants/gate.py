@@ -17,15 +17,15 @@ from mstar_core.errors import NotFound, Unavailable
 from mstar_core.gateway.parts import Replica, RequestFacts
 from mstar_core.gateway.serve_file import ServeFile
 from mstar_core.gateway.tenants import books, quotas
+from mstar_core.gateway.tenants.accounts.directory import Directory
+from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.booker import SWEEP_S, Booker, local_socket
 from mstar_core.gateway.tenants.books import Entry
-from mstar_core.gateway.tenants.directory import Directory
 from mstar_core.gateway.tenants.lanes import Lane
 from mstar_core.gateway.tenants.presence import Presence
 from mstar_core.gateway.tenants.quotas import Reserved, headers_of
 from mstar_core.gateway.tenants.store import Writer, opened
-from mstar_core.gateway.tenants.tenant_file import TenantFile
-from mstar_core.gateway.tenants.terms import Terms
 
 EXPECTED_TOKENS: Final = 1024
 """Tokens that a request reserves if it does not limit its output."""

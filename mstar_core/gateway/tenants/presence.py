@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from mstar_core.gateway.tenants.folder import made
+from mstar_core.gateway.tenants.accounts.folder import made
 
 FOLDER: Final = "present"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import Overloaded
-from mstar_core.gateway.tenants.terms import Terms
+from mstar_core.gateway.tenants.accounts.terms import Terms
 
 MINUTE_S: Final = 60
 DAY_S: Final = 86_400

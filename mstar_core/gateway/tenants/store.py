@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from mstar_core.errors import ConfigError, MstarError
-from mstar_core.gateway.tenants.folder import made
+from mstar_core.gateway.tenants.accounts.folder import made
 
 FILE: Final = "usage.sqlite"
 VERSION: Final = 1

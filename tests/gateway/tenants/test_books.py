@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mstar_core.gateway.tenants import books
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.figures import COLUMNS, Figures, UsageReport, report_of
 from mstar_core.gateway.tenants.store import SCHEMA, opened, transact
-from mstar_core.gateway.tenants.terms import Terms
 from mstar_core.observe.frames import RequestStatus
 
 NOW = 1_000_000.0

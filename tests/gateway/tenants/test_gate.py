@@ -13,10 +13,10 @@ import pytest
 from mstar_core.errors import NotFound, Overloaded, Unavailable
 from mstar_core.gateway.parts import Replica, RequestFacts
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, TenantSpec
-from mstar_core.gateway.tenants.directory import InvalidKey
+from mstar_core.gateway.tenants.accounts.directory import InvalidKey
+from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
 from mstar_core.gateway.tenants.gate import TenantGate, TenantPermit
 from mstar_core.gateway.tenants.store import read_only
-from mstar_core.gateway.tenants.tenant_file import TenantFile
 from tests.fakes.usage_reports import UsageReports
 
 REPLICA = Replica(model="m", deployment="fake", url="http://127.0.0.1:1")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import NotFound, StateConflict
-from mstar_core.gateway.tenants.directory import Directory, InvalidKey
-from mstar_core.gateway.tenants.tenant_file import TenantFile
-from mstar_core.gateway.tenants.terms import ANONYMOUS, Terms
+from mstar_core.gateway.tenants.accounts.directory import Directory, InvalidKey
+from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
+from mstar_core.gateway.tenants.accounts.terms import ANONYMOUS, Terms
 
 MODELS = ("bagel", "orpheus", "qwen3_omni")
 DAY_S = 86_400.0

@@ -13,10 +13,10 @@ import pytest
 
 from mstar_core.errors import Overloaded
 from mstar_core.gateway.tenants import books, quotas
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.figures import Figures, UsageReport
 from mstar_core.gateway.tenants.store import opened, transact
-from mstar_core.gateway.tenants.terms import Terms
 
 NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC).timestamp()
 DAY_S = 86_400.0
@@ -182,7 +182,7 @@ from mstar_core.errors import Overloaded
 from mstar_core.gateway.tenants import books
 from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.store import opened, transact
-from mstar_core.gateway.tenants.terms import Terms
+from mstar_core.gateway.tenants.accounts.terms import Terms
 
 folder, name, tries = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 db = opened(folder)

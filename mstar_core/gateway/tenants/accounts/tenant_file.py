@@ -13,9 +13,9 @@ import msgspec
 
 from mstar_core.config.name import check_name
 from mstar_core.errors import ConfigError, NotFound, StateConflict, did_you_mean
-from mstar_core.gateway.tenants.folder import made
-from mstar_core.gateway.tenants.keys import KeyRecord, hash_of, new_key
-from mstar_core.gateway.tenants.terms import Terms
+from mstar_core.gateway.tenants.accounts.folder import made
+from mstar_core.gateway.tenants.accounts.keys import KeyRecord, hash_of, new_key
+from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.host.private_files import write_private
 
 FILE: Final = "tenants.json"

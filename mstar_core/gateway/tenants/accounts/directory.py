@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import Refused
-from mstar_core.gateway.tenants.keys import KeyRecord, match
-from mstar_core.gateway.tenants.tenant_file import TenantFile
-from mstar_core.gateway.tenants.terms import ANONYMOUS, Terms
+from mstar_core.gateway.tenants.accounts.keys import KeyRecord, match
+from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
+from mstar_core.gateway.tenants.accounts.terms import ANONYMOUS, Terms
 
 OPEN: Final = Terms(name=ANONYMOUS)
 

@@ -1,0 +1,1 @@
+"""Accounts of tenants: their terms and keys, where these are stored, and the tenant of a request."""
