@@ -148,6 +148,18 @@ def test_the_parameters_of_the_spec_are_those_of_the_world() -> None:
     assert dict(MINI) == moves.PARAMS
 
 
+def test_a_request_without_parameters_is_one_of_this_world() -> None:
+    plain, named = (
+        Processor(FOLDER, {}).process_prompt(
+            PromptRequest(text="a red circle", params=params, outputs=frozenset({"video"}), max_seq_len=4096)
+        )
+        for params in (Params(), Params(**moves.PARAMS))
+    )
+    assert plain.metadata == named.metadata
+    assert plain.arrays.keys() == named.arrays.keys()
+    assert all(np.array_equal(plain.arrays[name], named.arrays[name]) for name in plain.arrays)
+
+
 def reversed_guidance(patch: Patch) -> None:
     true = Denoiser.branches
     patch.setattr(Denoiser, "branches", lambda self, *args: true(self, *args).flip(0))

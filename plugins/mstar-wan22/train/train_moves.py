@@ -24,7 +24,17 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mstar_core.parallel.shards import WHOLE
 from mstar_wan22 import moves
-from mstar_wan22.checkpoint.config import HIGH, TEXT, VAE, Sizes, TextSizes, TransformerSizes, VaeSizes, read_sizes
+from mstar_wan22.checkpoint.config import (
+    HIGH,
+    INDEX,
+    TEXT,
+    VAE,
+    Sizes,
+    TextSizes,
+    TransformerSizes,
+    VaeSizes,
+    read_sizes,
+)
 from mstar_wan22.checkpoint.weights import load
 from mstar_wan22.nodes import transformer
 from mstar_wan22.nodes.media import levels
@@ -33,6 +43,7 @@ from mstar_wan22.nodes.transformer import Transformer
 from mstar_wan22.nodes.vae import Decoder, Encoder, chunk_bounds
 from mstar_wan22.processor import NEGATIVE
 from mstar_wan22.request.tokenizer import PromptTokenizer
+from mstar_wan22.request.usual import KEY
 from mstar_wan22.sources.layout import write_configs, write_weights
 
 SEED: Final = 22
@@ -70,6 +81,9 @@ BLUR: Final = 0.1
 
 SHARPNESS: Final = 2.0
 """First scale of queries to the text. Its few words have to outweigh 500 empty rows."""
+
+DEFAULTS: Final = {"width": moves.SIDE, "height": moves.SIDE, "seconds": 0.34, "steps": 12, "scales": [2.0, 2.0]}
+"""Values of requests that name none."""
 
 BACKDROP: Final = moves.BACKGROUND[0] / 127.5 - 1
 ROWS: Final = 20
@@ -296,6 +310,8 @@ def train(folder: Path, seconds: tuple[float, float], start: Path | None = None)
         folder, {part: {name: _stored(value) for name, value in each.items()} for part, each in tensors.items()}
     )
     count = sum(value.numel() for each in tensors.values() for value in each.values())
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    (folder / INDEX).write_text(json.dumps({**index, KEY: DEFAULTS}) + "\n", encoding="utf-8")
     log = {"parameters": count, "autoencoder": first, "flow": second, "seconds": list(seconds)}
     (folder / "train.json").write_text(json.dumps(log) + "\n", encoding="utf-8")
     return log

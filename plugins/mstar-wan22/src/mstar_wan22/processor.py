@@ -14,9 +14,10 @@ from mstar_core.plugin.media.images import encode_image, read_image
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_wan22.checkpoint.config import read_sizes
 from mstar_wan22.program import until_preview
-from mstar_wan22.request.images import best_size, fitted
+from mstar_wan22.request.images import AREA, best_size, fitted
 from mstar_wan22.request.schedule import step_table
 from mstar_wan22.request.tokenizer import PromptTokenizer
+from mstar_wan22.request.usual import read_usual
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from mstar_wan22.params import Params
 
 IMAGE: Final = "image"
-SECONDS: Final = 5.0
-"""Length of a video by default: 121 frames at 24 per second, 81 at 16."""
-
 NEGATIVE: Final = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
     "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，"
@@ -44,6 +42,7 @@ class Processor:
                 "wan22 has no checkpoint folder", hint="start it with --weights DIR, or start wan22:tiny"
             )
         self._sizes = read_sizes(folder)
+        self._usual = read_usual(folder, self._sizes)
         self._tokenizer = PromptTokenizer(folder)
         given = model_kwargs.get("negative_prompt")
         self._negative = NEGATIVE if given is None else str(given)
@@ -69,7 +68,7 @@ class Processor:
         tables = self._steps(params, (first, second), previews)
         frames = (len(arrays["grid"]) - 1) * self._sizes.vae.frames + 1
         steps = sum(len(table) for table in tables.values())
-        fps = params.fps or (16 if self._sizes.has_experts else 24)
+        fps = params.fps or self._usual.fps
         return Inputs(
             arrays={**arrays, **tables},
             prompt_tokens=len(ids),
@@ -105,10 +104,11 @@ class Processor:
 
     def _size(self, params: Params, images: list[Image]) -> tuple[int, int]:
         """Return width and height in pixels."""
-        multiple = self._sizes.side_multiple
+        multiple, usual = self._sizes.side_multiple, self._usual
         if params.width is None or params.height is None:
-            default = (1280, 720 // multiple * multiple)
-            return best_size(images[0].size, multiple) if images else default
+            width, height = (side // multiple * multiple for side in (usual.width, usual.height))
+            area = min(AREA, width * height)
+            return best_size(images[0].size, multiple, area) if images else (width, height)
         for name, side in (("width", params.width), ("height", params.height)):
             if side % multiple:
                 low = max(multiple, side // multiple * multiple)
@@ -128,8 +128,7 @@ class Processor:
         per_latent = sizes.vae.frames
         frames = params.num_frames
         if frames is None:
-            fps = params.fps or (16 if sizes.has_experts else 24)
-            seconds = params.seconds or SECONDS
+            fps, seconds = params.fps or self._usual.fps, params.seconds or self._usual.seconds
             frames = per_latent * round(seconds * fps / per_latent) + 1
         if (frames - 1) % per_latent:
             low = (frames - 1) // per_latent * per_latent + 1
@@ -156,18 +155,15 @@ class Processor:
         return np.zeros(grid, dtype=np.uint8)
 
     def _scales(self, params: Params) -> tuple[float, float]:
-        sizes, first, second = self._sizes, params.guidance_scale, params.guidance_scale_2
-        usual = (5.0, 5.0) if not sizes.has_experts else (3.5, 3.5) if sizes.takes_image else (4.0, 3.0)
+        usual, first, second = self._usual.scales, params.guidance_scale, params.guidance_scale_2
         chosen = usual[0] if first is None else first
         return chosen, second if second is not None else (usual[1] if first is None else chosen)
 
     def _steps(self, params: Params, scales: tuple[float, float], previews: int) -> dict[str, np.ndarray]:
         """Return the tables of steps of each expert, cut behind the steps that a preview follows."""
-        sizes = self._sizes
-        count = params.num_inference_steps or (40 if sizes.has_experts else 50)
-        is_text = sizes.has_experts and not sizes.takes_image
-        shift = params.flow_shift or (12.0 if is_text else sizes.flow_shift if sizes.expands else 5.0)
-        table, first = step_table(count, shift, scales, sizes.boundary, params.sigma_grid, params.solver)
+        count = params.num_inference_steps or self._usual.steps
+        shift = params.flow_shift or self._usual.shift
+        table, first = step_table(count, shift, scales, self._sizes.boundary, params.sigma_grid, params.solver)
         cuts = sorted({round(count * number / (previews + 1)) for number in range(1, previews + 1)} - {0, count})
         found: dict[str, np.ndarray] = {}
         for expert, start, stop in (("high", 0, first), ("low", first, count)):
