@@ -141,6 +141,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "kv_cache.memory_fraction": 0.5,
         "kv_cache.share": {"LLM": 0.5},
         "quantization": "fp8",
+        "memory_budget": "20GiB",
         "api.host": "0.0.0.0",
         "api.max_body_bytes": 4096,
         "api.responses_max_bytes": 65536,
