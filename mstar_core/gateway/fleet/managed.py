@@ -13,7 +13,7 @@ from mstar_core.gateway.fleet.clock import Clock
 from mstar_core.gateway.fleet.hosting import DeploymentHost, Need
 from mstar_core.gateway.fleet.managed_model import Failure, ManagedModel, Member
 from mstar_core.gateway.fleet.owned import OwnedNames
-from mstar_core.gateway.fleet.room import Limit, Victim, choose_victim, could_yield, held_by_device, refusal, shortages
+from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victim, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
@@ -329,12 +329,17 @@ class ManagedFleet:
             is_wake = await self._place(model, model.need, patience_s)
             await self.scan()
             model.scaled_at = self._clock.now()
-            model.measured(model.scaled_at - began, is_wake=is_wake)
+            if model.awake:
+                model.measured(model.scaled_at - began, is_wake=is_wake)
+                log.info("%s was %s in %.3f s", model.name, "woken" if is_wake else "loaded", model.scaled_at - began)
             model.failure = None
         except MstarError as error:
             if is_first:
                 self._failed(model, error)
             log.warning("%s: %s", model.name, error)
+        except Exception as error:  # isolation boundary: one model must not leave its requests waiting
+            log.exception("%s could not be brought up", model.name)
+            self._failed(model, MstarError("the gateway could not start it", f"{type(error).__name__}: {error}"))
         finally:
             model.task, model.waits_for = None, ""
             self._notify()
@@ -354,7 +359,7 @@ class ManagedFleet:
                     raise
                 log.warning("%s cannot wake and is started again: %s", asleep.name, error)
                 await self._end(asleep)
-        name = next(name for name in model.names() if self._state_of(name) is ModelState.ABSENT)
+        name = await self._free_name(model)
         async with self._room(model, need, name, patience_s):
             self._owned.add(name)
 
@@ -368,6 +373,7 @@ class ManagedFleet:
             except MstarError as error:
                 if error.code == "name_in_use":  # another gateway was faster: its deployment is followed
                     self._owned.discard(name)
+                    await self._clock.wait(asyncio.Event(), SCAN_S)
                     return False
                 raise
         member = self._members.setdefault(name, model.member(name))
@@ -378,6 +384,20 @@ class ManagedFleet:
         finally:
             self._has_come(member)
         return False
+
+    async def _free_name(self, model: ManagedModel) -> str:
+        """Return the name of the next deployment, after one that has failed was ended. Raises Unavailable."""
+        for name in model.names():
+            if self._state_of(name) is ModelState.ABSENT:
+                return name
+        failed = next((member for member in model.members if member.state is ModelState.FAILED), None)
+        if failed is None or not failed.is_own:
+            why = failed.head.reason if failed is not None and failed.head is not None else "others started it"
+            title = f"deployment {model.name!r} does not serve, and this gateway has not started it"
+            raise Unavailable(title, why, f"mstarctl ps {model.name}", code="not_serving")
+        log.warning("%s has failed and is started again", failed.name)
+        await self._end(failed)
+        return failed.name
 
     def _has_come(self, member: Member) -> None:
         """Keep a deployment awake for the requests that have waited for it."""
@@ -423,7 +443,9 @@ class ManagedFleet:
         try:
             need = model.need = await self._host.survey(model.entry)
             for member in [member for member in model.awake if member.is_own]:
-                launch = await self._host.launch(model.entry, member.name, need, is_replacement=True)
+                async with self._room(model, need, f"{member.name} beside itself", 0.0):
+                    launch = await self._host.launch(model.entry, member.name, need, is_replacement=True)
+                    await launch.until_placed()
                 await launch.until_ready()
             for member in model.members:
                 if member.state is ModelState.SLEEPING and member.is_own:
@@ -455,13 +477,15 @@ class ManagedFleet:
         while short := shortages(need, self._host.holders, name, limit):
             now = self._clock.now()
             models = list(self._models.values())
+            if now - began >= patience_s > 0 or not can_suffice(models, short, model, now, may_wait=patience_s > 0):
+                raise refusal(model.name, short, model.expected_s())
             is_late = patience_s > 0 and now - began >= TURN_S
             victim = choose_victim(models, short, model, now, turn_s=TURN_S if is_late else None)
             if victim is not None:
                 model.waits_for = f"waits for {victim.member.name} to make room"
                 await self._yield(victim)
                 continue
-            if now - began >= patience_s or not could_yield(models, short, model):
+            if patience_s <= 0:
                 raise refusal(model.name, short, model.expected_s())
             names = dict.fromkeys(holder.name or "another deployment" for each in short for holder in each.holders)
             model.waits_for = f"waits for memory that {', '.join(names)} holds"

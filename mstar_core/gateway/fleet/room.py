@@ -94,15 +94,26 @@ def choose_victim(
     return min(chosen, key=lambda pair: pair[0])[1] if chosen else None
 
 
-def could_yield(models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel) -> bool:
-    """Return whether a deployment that holds memory may make room later: one in use, or one that moves or loads."""
-    holding = {holder.name for each in short for holder in each.holders}
-    return any(
-        member.name in holding
-        and (member.is_moving or (not model.is_pinned and (member.is_awake or member.state is ModelState.LOADING)))
+def can_suffice(
+    models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, may_wait: bool
+) -> bool:
+    """Return whether other models can give each device the bytes that it lacks, so that none sleeps in vain.
+
+    may_wait: models in use count too, because their requests end.
+    """
+    givers = {
+        member.name
         for model in models
         if model is not wanted
         for member in model.members
+        if member.is_moving
+        or (member.state is ModelState.SLEEPING and member.is_own)
+        or (not model.is_pinned and member.is_awake and (may_wait or not member.is_busy(now)))
+        or (not model.is_pinned and member.state is ModelState.LOADING and may_wait)
+    }
+    return all(
+        _held_bytes((h for h in each.holders if h.name in givers), each.total_bytes) >= each.short_bytes
+        for each in short
     )
 
 

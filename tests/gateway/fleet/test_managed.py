@@ -350,6 +350,25 @@ def test_a_changed_entry_replaces_its_deployment_while_others_serve(tmp_path: Pa
         assert stage.host.log == ["start a", "start b", "replace a"]
         assert await stage.ready("a") == ["a"] and await stage.ready("b") == ["b"]
         assert stage.fleet.resolve("c") is None
+        entries["a"] = ModelEntry(target="a", name="a", set={"max_queue": 8})
+        stage.host.adopt("other", "c")
+        await stage.fleet.apply(ServeFile(models=entries, discover=False))
+        await stage.later(3)
+        assert stage.host.log[3:] == [], "there is no room for both, and no other model sleeps in vain"
+        assert await stage.ready("a") == ["a"]
+
+    played(play, tmp_path, {"a": {"0": 30}, "b": {"0": 20}, "c": {"0": 45}})
+
+
+def test_a_failed_deployment_is_started_again_and_that_of_an_operator_is_named(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        stage.host.deployments["a"].state = "unhealthy"
+        stage.host.adopt("b", "b", state="unhealthy")
+        await stage.later(2)
+        assert await stage.ready("a") == ["a"] and stage.host.log == ["start a", "end a", "start a"]
+        with pytest.raises(Unavailable, match="this gateway has not started it"):
+            await stage.ready("b")
 
     played(play, tmp_path, THREE)
 
