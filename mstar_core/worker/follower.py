@@ -28,7 +28,7 @@ from mstar_core.worker.main import ends_with_group, rank_plan
 from mstar_core.worker.report import device_memory
 from mstar_core.worker.start.build import build_nodes, open_device
 from mstar_core.worker.start.group import join_place
-from mstar_core.worker.start.sleep import hold_memory, rank_sleep
+from mstar_core.worker.start.sleep import hold_memory, rank_sleep, sleeper_of
 from mstar_core.worker.state.sleep import RankSleep
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def follower_nodes(
     rank = rank_plan(spec, group.place.rank)
     nodes = [model.node(name) for name in rank.follows]
     _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))
-    sleeper = hold_memory(runners, group.device, sleepable=spec.sleepable)
+    sleeper = sleeper_of(group.device, sleepable=spec.sleepable)
+    hold_memory(sleeper, runners)
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
     followers: dict[str, NodeFollower | StatelessFollower] = {

@@ -299,9 +299,14 @@ class Worker:
 
     def let_sleep(self, message: Sleep) -> None:
         """Let nodes sleep unless requests use them. All nodes sleep only without any request."""
-        if not message.nodes and not self.executor.requests:
-            self.executor.features.clear()
-        self.sleep.begin(message, lambda names: list(self.executor.users(names)))
+
+        def busy(names: frozenset[str]) -> list[int]:
+            users = self.executor.users(names)
+            if not users and not message.nodes:
+                self.executor.features.clear()
+            return list(users)
+
+        self.sleep.begin(message, busy)
 
     def wake_wanted(self) -> None:
         """Report work of nodes that sleep, or fail it if requests wake none."""

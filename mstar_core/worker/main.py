@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
@@ -35,7 +36,7 @@ from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.start.build import GroupLead, build_runners, lookahead_on, open_device
 from mstar_core.worker.start.group import join_place
-from mstar_core.worker.start.sleep import hold_memory, rank_sleep
+from mstar_core.worker.start.sleep import hold_memory, rank_sleep, sleeper_of
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ def _worker(
     spec = spec.fitted(model)
     kernels = KernelLog()
     late = LateWarmup() if serves_first(life.incarnation) else None
-    runners = build_runners(spec, model, rank, life, device, kernels, lead, late)
-    sleeper = hold_memory(runners, device, sleepable=spec.sleepable)
+    sleeper = sleeper_of(device, sleepable=spec.sleepable)
+    runners = build_runners(spec, model, rank, life, device, kernels, lead, late, partial(hold_memory, sleeper))
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
     kernels.serve()

@@ -17,7 +17,7 @@ from mstar_core.engine.memory.node_memory import NodeMemory
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.sleep import Sleep, SleepDone, SleepProgress, Wake, WakeWanted
-from mstar_core.worker.start.sleep import hold_memory
+from mstar_core.worker.start.sleep import sleeper_of
 from mstar_core.worker.state.sleep import RankSleep
 from mstar_core.worker.steps import FairShare, Steps
 from tests.fakes.runner import FakeRunner
@@ -152,7 +152,8 @@ def test_a_wake_that_fails_ends_the_process_with_the_cause() -> None:
 
 
 def test_a_gpu_rank_sleeps_only_if_its_memory_was_placed_for_that() -> None:
-    assert hold_memory({}, torch.device("cuda", 0), sleepable=False) is None
+    assert sleeper_of(torch.device("cuda", 0), sleepable=False) is None
+    assert isinstance(sleeper_of(torch.device("cpu"), sleepable=False), CpuSleeper)
     rank = Rank()
     rank.sleep.sleeper, rank.sleep.why_not, rank.sleep.hint = None, "it cannot", "sleepable: true"
     assert rank.order(Sleep(number=1)) == SleepDone(number=1, title="it cannot", hint="sleepable: true")

@@ -119,6 +119,11 @@ class Sleeper(ABC):
             for storage in region.storages
         )
 
+    def loads(self, tags: Collection[str]) -> set[str]:
+        """Return the nodes whose weights must be loaded again for these to wake: they may share regions with others."""
+        dropped = (region for region in self._regions if region.is_dropped and not region.tags.isdisjoint(tags))
+        return set[str]().union(*(region.tags for region in dropped))
+
     def resume(self, tags: Collection[str], pairs: list[LoadedAgain], progress: Progress = ignore) -> int:
         """Take the memory of these nodes again, with its values. Returns its bytes.
 

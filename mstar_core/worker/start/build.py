@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,16 +114,19 @@ def build_runners(
     kernels: KernelLog,
     lead: GroupLead | None = None,
     late: LateWarmup | None = None,
+    place: Callable[[Mapping[str, NodeRunner]], object] = len,
 ) -> dict[str, NodeRunner]:
     """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause.
 
-    kernels: counts the kernels that the start compiles. lead: the group that this rank leads, whose nodes are sharded.
-    late: takes the warm-up of a worker that serves before it.
+    place: called with the runners before anything is captured, after which their memory may not move. kernels: counts
+    the kernels that the start compiles. lead: the group that this rank leads, whose nodes are sharded. late: takes
+    the warm-up of a worker that serves before it.
     """
     nodes = own_nodes(model, rank)
     group = lead.group if lead is not None else None
     shared = frozenset(lead.nodes) if lead is not None else frozenset[str]()
     loaded, runners = build_nodes(spec, model, rank, life, device, nodes, group, shared)
+    place(runners)
     if lead is not None:
         for name in rank.nodes:
             runner = runners.get(name)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.engine.memory.cpu import CpuSleeper
+from mstar_core.engine.memory.placed import PlacedSleeper
+from mstar_core.engine.memory.virtual_memory import DriverMemory
 from mstar_core.worker.start.build import load_prepared, own_nodes
 from mstar_core.worker.state.sleep import RankSleep
 
@@ -21,17 +23,18 @@ if TYPE_CHECKING:
     from mstar_core.worker.state.sleep import Answer, Holds, Load
 
 
-def hold_memory(runners: Mapping[str, NodeRunner], device: torch.device, *, sleepable: bool = True) -> Sleeper | None:
-    """Return the sleeper of a device that holds the memory of its nodes; None if it cannot be given back.
+def sleeper_of(device: torch.device, *, sleepable: bool) -> Sleeper | None:
+    """Return the sleeper of a device. sleepable: whether memory of a GPU is placed for that; None if it is not."""
+    if device.type == "cpu":
+        return CpuSleeper(device)
+    return PlacedSleeper(device, DriverMemory(device)) if sleepable else None
 
-    sleepable: whether memory of a GPU is placed for that.
-    """
-    if device.type != "cpu":
-        return None
-    sleeper = CpuSleeper(device)
-    for name, runner in runners.items():
-        sleeper.hold(name, runner.node_memory())
-    return sleeper
+
+def hold_memory(sleeper: Sleeper | None, runners: Mapping[str, NodeRunner]) -> None:
+    """Let a sleeper hold the memory of nodes, which it may move."""
+    if sleeper is not None:
+        for name, runner in runners.items():
+            sleeper.hold(name, runner.node_memory())
 
 
 def rank_sleep(

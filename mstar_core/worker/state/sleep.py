@@ -258,11 +258,11 @@ class RankSleep:
         weights = sleeper.dropped(order.names)
         if weights:
             assert self.load is not None
-            modules = self.load(order.names, self._read)
-            for name in order.names & set(modules):
+            modules = dict(self.load(sleeper.loads(order.names), self._read))
+            for name in list(modules):
                 old = self.runners[name].node_memory().module
                 if old is not None:
-                    pairs += loaded_again(old, modules[name], weights)
+                    pairs += loaded_again(old, modules.pop(name), weights)
             del modules
         else:
             regions = [region for name in order.names for region in sleeper.regions(name) if region.is_asleep]
