@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from mstar_core.errors import MstarError, NotFound, Unavailable
@@ -22,8 +23,18 @@ from mstar_core.gateway.door.own.cards import AWAKE, Cards
 from mstar_core.gateway.door.own.counters import Counters
 from mstar_core.gateway.door.own.pages import COOKIE, chosen
 from mstar_core.gateway.door.own.routes import OwnRoutes
-from mstar_core.gateway.door.paths import EVENT_ROUTES, MAKERS, VOICES, PathParts, made_ids, parts_of, voice_key
-from mstar_core.gateway.door.replies import error_reply, event, internal, no_model, unknown_model
+from mstar_core.gateway.door.paths import (
+    EVENT_ROUTES,
+    LISTS,
+    MAKERS,
+    VOICES,
+    PathParts,
+    is_unguessable,
+    made_ids,
+    parts_of,
+    voice_key,
+)
+from mstar_core.gateway.door.replies import JSON, error_reply, event, internal, no_model, unknown_model
 from mstar_core.gateway.door.sockets import join
 from mstar_core.gateway.door.upstream import Upstream, abort, answer_of, open_session, read_some, relay
 from mstar_core.gateway.door.waiting import Comments
@@ -313,6 +324,8 @@ class Door:
             await begun.write(b"data: " + b" ".join(body.split()) + b"\n\n")
             await begun.write_eof()
             return begun
+        if self.gate.takes_keys and ask.request.method == "GET" and ask.parts.path in LISTS:
+            return await self._own_items(ask, permit, response)
         answer = begun
         if answer is None:
             answer = answer_of(response)
@@ -329,12 +342,29 @@ class Door:
             abort(ask.request)
         return answer
 
+    async def _own_items(self, ask: Ask, permit: Permit, response: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Return a list without the items of other tenants, which share the deployment's key."""
+        body = await response.read()
+        if response.status == 200:
+            listed = msgspec.json.decode(body)
+            listed["data"] = [item for item in listed.get("data", []) if self._is_own(ask, item)]
+            body = msgspec.json.encode(listed)
+        headers = {"Content-Type": response.headers.get("Content-Type", JSON), head.REQUEST_ID: ask.request_id}
+        return web.Response(body=body, status=response.status, headers={**headers, **permit.headers})
+
+    def _is_own(self, ask: Ask, item: dict[str, Any]) -> bool:
+        name = str(item.get("id"))
+        if ask.parts.path == VOICES:
+            return item.get("kind") == "preset" or self.affinity.owner(voice_key(ask.key, name)) is not None
+        owner = self.affinity.owner(name)
+        return owner is not None and owner.key == ask.key
+
     async def _searched(self, ask: Ask) -> web.StreamResponse | None:
         """Ask the awake replicas one by one for an id that this gateway does not know, None if none has it.
 
         Another gateway may have forwarded the request that made it.
         """
-        if not ask.is_replayable:
+        if not ask.is_replayable or self.gate.takes_keys and not is_unguessable(ask.parts.id):
             return None
         names = set(self._names(ask.key))
         awake = [each for each in self.fleet.models() if each.name in names and each.state in AWAKE]

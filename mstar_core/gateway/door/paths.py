@@ -32,6 +32,9 @@ MAKERS: Final = (
 
 VOICES: Final = "/v1/audio/voices"
 
+LISTS: Final = ("/v1/videos", VOICES)
+"""Routes that list what was made, of all keys that a deployment knows."""
+
 SEARCHED_BYTES: Final = 8192
 """First bytes of an answer in which its id is looked for."""
 
@@ -104,6 +107,11 @@ def parts_of(raw: str) -> PathParts:
     base = next((route for route in ID_ROUTES if path.startswith(route)), None)
     found = path[len(base) :].partition("/")[0] if base else ""
     return PathParts(path, raw, model, found)
+
+
+def is_unguessable(name: str) -> bool:
+    """Return whether an id was drawn at random by a deployment, so that knowing it is a right to it."""
+    return name.startswith(("resp_", "video_", "rtc_"))
 
 
 def voice_key(key: str | None, voice: str) -> str:

@@ -32,6 +32,9 @@ from mstar_core.process.logs import start_logging
 from mstar_core.process.system import end_imports, keep_start
 
 KEEP_ALIVE_S: Final = 75.0
+SILENT_S: Final = 30.0
+"""Time in which the first request of a connection must arrive."""
+
 BACKLOG: Final = 1024
 
 log = logging.getLogger("mstar.gateway")
@@ -46,6 +49,32 @@ def main(argv: list[str] | None = None) -> None:
     listener, admin = (socket.socket(fileno=int(fd)) for fd in fds[:2])
     listener.setblocking(False)
     uvloop.run(GatewayWorker(spec, int(fds[2])).run(listener, admin))
+
+
+class CountedServer(web.Server):  # type: ignore[misc]  # aiohttp is not followed
+    """A server that closes connections on which no request arrives. silent: those, with the time they began."""
+
+    def __init__(self, handler: Any, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self.silent: dict[Any, float] = {}
+
+    def __call__(self) -> Any:
+        """Return the protocol of a new connection."""
+        protocol = super().__call__()
+        self.silent[protocol] = time.monotonic()
+        return protocol
+
+    async def sweep(self) -> None:
+        """Close connections that are silent for too long, until cancelled."""
+        while True:
+            await asyncio.sleep(SILENT_S / 2)
+            self.close_silent(time.monotonic() - SILENT_S)
+
+    def close_silent(self, before: float) -> None:
+        """Close connections that began before a moment without a request since."""
+        for protocol in [each for each, begun in self.silent.items() if begun <= before]:
+            del self.silent[protocol]
+            protocol.force_close()
 
 
 @dataclass(slots=True)
@@ -65,6 +94,7 @@ class GatewayWorker:
     fleet: Fleet = field(init=False)
     gate: Gate = field(init=False)
     tls: ssl.SSLContext | None = None
+    _connections: CountedServer | None = None
     _end: asyncio.Event = field(default_factory=asyncio.Event)
     _reloads: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -83,7 +113,7 @@ class GatewayWorker:
         loop.add_signal_handler(signal.SIGTERM, self.stop, True)
         loop.add_signal_handler(HANDOVER, self.stop, False)
         loop.add_signal_handler(signal.SIGHUP, self._reload_for_signal)
-        server: web.Server[Any] = web.Server(
+        server = self._connections = CountedServer(
             self._limited,
             handler_cancellation=True,
             auto_decompress=False,
@@ -102,7 +132,9 @@ class GatewayWorker:
         os.write(self.ready, READY)
         os.close(self.ready)
         log.info("the gateway serves on %s", self.spec.url)
+        sweeper = asyncio.create_task(server.sweep(), name="silent connections")
         await self._end.wait()
+        sweeper.cancel()
         # The keeper holds the sockets: connections that arrive from now on wait for the next worker.
         await site.stop()
         if not self.is_final:
@@ -116,8 +148,10 @@ class GatewayWorker:
         gc.unfreeze()
 
     async def _limited(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, or refuse it beyond the limit of requests."""
-        if self.door.in_flight >= self.door.serve.max_connections:
+        """Answer a request, or refuse it beyond the limit of connections."""
+        assert self._connections is not None
+        self._connections.silent.pop(request.protocol, None)
+        if len(self._connections.connections) > self.door.serve.max_connections:
             body = b'{"error":{"message":"the gateway has too many connections","type":"server_error","param":null,'
             headers = {"Content-Type": "application/json", "Retry-After": "1", "Connection": "close"}
             return web.Response(body=body + b'"code":"too_many_connections"}}', status=503, headers=headers)

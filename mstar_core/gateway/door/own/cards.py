@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,11 +50,14 @@ class Cards:
         """Return the model of which a card has this id or alias."""
         return next((model for model, cards in self.known.items() if name in _names(cards)), None)
 
-    def listed(self, statuses: Iterable[ModelStatus]) -> list[Card]:
-        """Return the cards of models with their states; of a model that was never loaded the name alone."""
-        return [card for status in statuses for card in self._cards(status)]
+    def listed(self, statuses: Iterable[ModelStatus], locked: Collection[str] = ()) -> list[Card]:
+        """Return the cards of models with their states; of a model that was never loaded the name alone.
 
-    def _cards(self, status: ModelStatus) -> Iterator[Card]:
+        locked: models whose cards the client may not see, because their deployments refuse its key.
+        """
+        return [card for status in statuses for card in self._cards(status, is_locked=status.name in locked)]
+
+    def _cards(self, status: ModelStatus, *, is_locked: bool) -> Iterator[Card]:
         facts = {
             "state": str(status.state),
             "replicas": len(status.replicas),
@@ -62,7 +65,9 @@ class Cards:
             "queued": status.queued,
             **({"reason": status.reason} if status.reason else {}),
         }
-        known = self.known.get(status.name) or [{"object": "model", "created": 0, "owned_by": "mstar"}]
+        known = (None if is_locked else self.known.get(status.name)) or [
+            {"object": "model", "created": 0, "owned_by": "mstar"}
+        ]
         own = known[0].get("id", status.name)
         for number, card in enumerate(known):
             names = dict.fromkeys([*status.aliases, *card.get("aliases", []), own]) if not number else {}
@@ -77,9 +82,10 @@ def _names(cards: Sequence[Card]) -> Iterator[str]:
         yield from map(str, card.get("aliases", []))
 
 
-async def fetch(session: aiohttp.ClientSession, replica: Replica, path: str) -> bytes | None:
-    """Return what a deployment answers at a path, None if it does not answer 200 in time."""
-    headers = {} if replica.key is None else {"Authorization": f"Bearer {replica.key}"}
+async def fetch(session: aiohttp.ClientSession, replica: Replica, path: str, key: str | None = None) -> bytes | None:
+    """Return what a deployment answers at a path, None if it does not answer 200 in time. key: instead of its own."""
+    sent = replica.key if key is None else key
+    headers = {"Authorization": f"Bearer {sent}"} if sent else {}
     try:
         async with session.get(
             f"{replica.url}{path}", headers=headers, timeout=ANSWER, ssl=not replica.is_local
@@ -90,9 +96,9 @@ async def fetch(session: aiohttp.ClientSession, replica: Replica, path: str) -> 
         return None
 
 
-async def fetch_json(session: aiohttp.ClientSession, replica: Replica, path: str) -> Any:
+async def fetch_json(session: aiohttp.ClientSession, replica: Replica, path: str, key: str | None = None) -> Any:
     """Return the JSON at a path of a deployment, None if it does not answer 200 in time."""
-    body = await fetch(session, replica, path)
+    body = await fetch(session, replica, path, key)
     try:
         return None if body is None else msgspec.json.decode(body)
     except msgspec.DecodeError:

@@ -110,7 +110,7 @@ class OwnRoutes:
     async def _models(self, request: web.BaseRequest, key: str | None) -> web.Response:
         statuses = self._visible(key)
         await self.cards.refresh(statuses)
-        cards = self.cards.listed(statuses)
+        cards = self.cards.listed(statuses, await self._locked(statuses, key))
         page = pages.chosen(request.cookies.get(pages.COOKIE))
         if page is not None:  # the page shows the first one
             cards.sort(key=lambda card: page not in (card["id"], card.get("parent")))
@@ -119,7 +119,7 @@ class OwnRoutes:
     async def _model(self, name: str, key: str | None) -> web.Response:
         statuses = self._visible(key)
         await self.cards.refresh(statuses)
-        listed = self.cards.listed(statuses)
+        listed = self.cards.listed(statuses, await self._locked(statuses, key))
         card = next((card for card in listed if card["id"] == name), None)
         model = self.fleet.resolve(name) or self.cards.resolve(name)
         card = card or next((card for card in listed if card["id"] == model), None)
@@ -127,17 +127,28 @@ class OwnRoutes:
             raise unknown_model(name, [status.name for status in statuses])
         return json_reply(card)
 
+    async def _locked(self, statuses: Sequence[ModelStatus], key: str | None) -> set[str]:
+        """Return the models whose deployments refuse the key of a client. With tenants the gateway has checked it."""
+        if self.gate.takes_keys:
+            return set()
+        keyed = [status for status in statuses if status.replicas and status.replicas[0].key is not None]
+        answers = await asyncio.gather(
+            *(fetch(self.session, status.replicas[0], MODELS, key or "") for status in keyed)
+        )
+        return {status.name for status, answer in zip(keyed, answers, strict=True) if answer is None}
+
     async def _metrics(self, request: web.BaseRequest, key: str | None, peer: str) -> web.Response:
         """Return all metrics. With tenants they are for this host alone, because they show the load of all."""
         if self.gate.takes_keys and (not is_loopback(peer) or FORWARDED in request.headers):
             raise Refused("metrics are served to this host only", hint="mstarctl metrics NAME, or a collector here")
-        return web.Response(body=await self.metrics_text(), headers={"Content-Type": CONTENT_TYPE, "Server": "mstar"})
+        text = await self.metrics_text(None if self.gate.takes_keys else key or "")
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE, "Server": "mstar"})
 
-    async def metrics_text(self) -> bytes:
-        """Return the metrics of the gateway and of the deployments that answer."""
+    async def metrics_text(self, key: str | None = None) -> bytes:
+        """Return the metrics of the gateway and of the deployments that answer. key: instead of their own."""
         statuses = self.fleet.models()
         replicas = [each for status in statuses if status.state in AWAKE for each in status.replicas]
-        texts = await asyncio.gather(*(fetch(self.session, replica, "/metrics") for replica in replicas))
+        texts = await asyncio.gather(*(fetch(self.session, replica, "/metrics", key) for replica in replicas))
         others = [
             ({"deployment": replica.deployment, "model": replica.model}, text.decode("utf-8", "replace"))
             for replica, text in zip(replicas, texts, strict=True)
@@ -147,8 +158,9 @@ class OwnRoutes:
 
     async def _description(self, key: str | None) -> web.Response:
         awake = [status for status in self._visible(key) if status.state in AWAKE and status.replicas]
+        sent = None if self.gate.takes_keys else key or ""
         documents = await asyncio.gather(
-            *(fetch_json(self.session, status.replicas[0], "/openapi.json") for status in awake)
+            *(fetch_json(self.session, status.replicas[0], "/openapi.json", sent) for status in awake)
         )
         named = ((status.name, document) for status, document in zip(awake, documents, strict=True))
         return json_reply(merged((name, document) for name, document in named if isinstance(document, dict)))

@@ -154,3 +154,54 @@ async def test_assets_are_those_of_the_package_alone(opened: Opened, name: str) 
     gateway = await opened(FakeDeployment("llm"))
     assert (await gateway.text("GET", "/assets/app.js"))[0] == 200
     assert (await gateway.text("GET", f"/assets/{name.replace('/', '%2F')}"))[0] == 404
+
+
+def keyed(model: str) -> FakeDeployment:
+    """Return a deployment that answers to the key `right` alone."""
+    inner = describing(model, default=1)
+    assert inner.handler is not None
+    describe = inner.handler
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Authorization") != "Bearer right":
+            return web.json_response({}, status=401)
+        return await describe(request)
+
+    return FakeDeployment(model, handler=answer, key="right")
+
+
+@pytest.mark.parametrize(("key", "sees"), [("right", True), ("wrong", False), (None, False)])
+async def test_a_deployment_with_a_key_shows_its_facts_to_that_key(opened: Opened, key: str | None, sees: bool) -> None:
+    gateway = await opened(keyed("llm"))
+    await gateway.door.cards.refresh(gateway.fleet.models())
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    _, listed = await gateway.json("GET", "/v1/models", headers=headers)
+    assert listed["data"][0]["id"] == "llm"
+    assert ("max_model_len" in listed["data"][0]) is sees
+    assert ("mstar_queue_seconds" in (await gateway.text("GET", "/metrics", headers=headers))[1]) is sees
+    assert ("/generate" in (await gateway.text("GET", "/openapi.json", headers=headers))[1]) is sees
+
+
+async def test_a_tenant_lists_and_reads_only_what_it_has_made(opened: Opened) -> None:
+    made = 0
+
+    async def videos(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal made
+        if request.method == "POST":
+            await request.content.read()
+            made += 1
+            return web.json_response({"id": f"video_{made}", "object": "video"})
+        if request.path == "/v1/videos":
+            return web.json_response({"data": [{"id": f"video_{number + 1}"} for number in range(made)]})
+        return web.json_response({"id": request.path.rpartition("/")[2]})
+
+    gateway = await opened(FakeDeployment("llm", handler=videos), gate=OneModelGate())
+    a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
+    for headers in (a, b, a):
+        await gateway.json("POST", "/v1/videos", json={"model": "llm"}, headers=headers)
+    assert [item["id"] for item in (await gateway.json("GET", "/v1/videos", headers=a))[1]["data"]] == [
+        "video_1",
+        "video_3",
+    ]
+    assert (await gateway.json("GET", "/v1/videos/video_3", headers=a))[0] == 200
+    assert (await gateway.json("GET", "/v1/videos/video_3", headers=b))[0] == 404
