@@ -9,11 +9,10 @@ from mstar_core.gateway.serve_file import ServeFile
 
 
 class OpenPermit:
-    """The permit of a request that no tenant is charged for."""
+    """A permit that counts nothing."""
 
-    @property
-    def tenant(self) -> str:
-        return ""
+    def __init__(self, tenant: str = "") -> None:
+        self.tenant = tenant
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -21,11 +21,12 @@ SLACK: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class IdOwner:
-    """The deployment that made an id. key: of the request that made it; other tenants do not see the id."""
+    """The deployment that made an id. key, tenant: of the request that made it; other tenants do not see the id."""
 
     model: str
     deployment: str
     key: str | None
+    tenant: str = ""
 
 
 @dataclass(slots=True)

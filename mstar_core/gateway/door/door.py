@@ -51,11 +51,15 @@ log = logging.getLogger("mstar.gateway")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The goal of a request. sticky: deployment that holds its state. key: of the tenant that it belongs to."""
+    """The goal of a request. sticky: deployment that holds its state. key: of the tenant that it belongs to.
+
+    owner: the tenant that made the id which the request names, None if it names none.
+    """
 
     model: str
     sticky: str | None = None
     key: str | None = None
+    owner: str | None = None
 
 
 @dataclass(slots=True)
@@ -168,18 +172,19 @@ class Door:
         owner = self._owner(ask)
         name = self._named(ask) or ask.facts.model
         key = owner.key if owner is not None and is_secret(ask.key) else ask.key
+        tenant = None if owner is None else owner.tenant
         if name is None:
             if owner is not None:
-                return Target(model=owner.model, sticky=owner.deployment, key=key)
+                return Target(model=owner.model, sticky=owner.deployment, key=key, owner=tenant)
             return Target(model=await self._default(ask, key), key=key)
         model, names = await self._resolve(name), self._names(key)
         if model is None or model not in names:
             raise unknown_model(name, names)
         sticky = owner.deployment if owner is not None and owner.model == model else None
-        return Target(model=model, sticky=sticky, key=key)
+        return Target(model=model, sticky=sticky, key=key, owner=tenant)
 
     def _owner(self, ask: Ask) -> IdOwner | None:
-        """Return who made the id that a request builds on. Raises NotFound for an id of another tenant."""
+        """Return who made the id that a request builds on."""
         facts, key = ask.facts, ask.key
         if key is not None and is_secret(key):
             return self.affinity.owner(key)
@@ -195,8 +200,6 @@ class Door:
             ),
             None,
         )
-        if owner is not None and self.gate.takes_keys and owner.key != key:
-            raise NotFound("it does not exist", hint="ids belong to the key that made them", code="not_found")
         voice = ask.parts.id if ask.parts.path.startswith(f"{VOICES}/") else facts.voice
         return owner if owner is not None or not voice else self.affinity.owner(voice_key(key, voice))
 
@@ -244,6 +247,8 @@ class Door:
         permit = await self.gate.admit(facts)
         status = LEFT
         try:
+            if self.gate.takes_keys and target.owner not in (None, permit.tenant):
+                raise NotFound("it does not exist", hint="ids belong to the tenant that made them")
             answer = await self._admitted(ask, target, permit)
             status = answer.status
             return answer
@@ -300,12 +305,12 @@ class Door:
             try:
                 if prompt:
                     self.affinity.note_prefix(target.model, prompt, replica.deployment)
-                self._note_session(ask, replica)
+                self._note_session(ask, replica, permit.tenant)
                 before_s = left_s - ask.arrived - waited_s
 
                 def first(piece: bytes) -> None:
                     self.counters.added_s.observe(before_s + self.clock() - answered_s)
-                    self._learn(ask, replica, response, piece)
+                    self._learn(ask, replica, response, piece, permit.tenant)
 
                 return await self._answered(ask, permit, response, begun, first)
             finally:
@@ -347,17 +352,17 @@ class Door:
         body = await response.read()
         if response.status == 200:
             listed = msgspec.json.decode(body)
-            listed["data"] = [item for item in listed.get("data", []) if self._is_own(ask, item)]
+            listed["data"] = [item for item in listed.get("data", []) if self._is_own(ask, item, permit.tenant)]
             body = msgspec.json.encode(listed)
         headers = {"Content-Type": response.headers.get("Content-Type", JSON), head.REQUEST_ID: ask.request_id}
         return web.Response(body=body, status=response.status, headers={**headers, **permit.headers})
 
-    def _is_own(self, ask: Ask, item: dict[str, Any]) -> bool:
+    def _is_own(self, ask: Ask, item: dict[str, Any], tenant: str) -> bool:
         name = str(item.get("id"))
         if ask.parts.path == VOICES:
             return item.get("kind") == "preset" or self.affinity.owner(voice_key(ask.key, name)) is not None
         owner = self.affinity.owner(name)
-        return owner is not None and owner.key == ask.key
+        return owner is not None and owner.tenant == tenant
 
     async def _searched(self, ask: Ask) -> web.StreamResponse | None:
         """Ask the awake replicas one by one for an id that this gateway does not know, None if none has it.
@@ -377,7 +382,8 @@ class Door:
                 if response.status in (404, 503):
                     response.release()
                     continue
-                self.affinity.note([ask.parts.id], IdOwner(replica.model, replica.deployment, ask.key))
+                if not self.gate.takes_keys:  # its tenant is not known
+                    self.affinity.note([ask.parts.id], IdOwner(replica.model, replica.deployment, ask.key))
                 answer = answer_of(response)
                 try:
                     await answer.prepare(ask.request)
@@ -388,16 +394,16 @@ class Door:
                 return answer
         raise NotFound(f"{ask.parts.id[:80]!r} does not exist", hint="no replica that is awake has it")
 
-    def _note_session(self, ask: Ask, replica: Replica) -> None:
+    def _note_session(self, ask: Ask, replica: Replica, tenant: str) -> None:
         if ask.facts.session_id is not None:
             name = session_key(ask.key, ask.facts.session_id)
-            self.affinity.note([name], IdOwner(replica.model, replica.deployment, ask.key))
+            self.affinity.note([name], IdOwner(replica.model, replica.deployment, ask.key, tenant))
 
-    def _learn(self, ask: Ask, replica: Replica, response: aiohttp.ClientResponse, piece: bytes) -> None:
+    def _learn(self, ask: Ask, replica: Replica, response: aiohttp.ClientResponse, piece: bytes, tenant: str) -> None:
         """Remember the ids that an answer makes."""
         if ask.request.method != "POST" or response.status >= 400:
             return
-        owner = IdOwner(replica.model, replica.deployment, ask.key)
+        owner = IdOwner(replica.model, replica.deployment, ask.key, tenant)
         if ask.parts.path in MAKERS:
             self.affinity.note(made_ids(ask.parts.path, piece, response.headers.get("Location", ""), ask.key), owner)
         self.affinity.note([ask.facts.request_id or ask.request_id], owner)

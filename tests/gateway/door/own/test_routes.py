@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from mstar_core.gateway.parts import ModelState
+from mstar_core.gateway.parts import ModelState, RequestFacts
 from tests.fakes.deployments import FakeDeployment
 from tests.fakes.gateway import Opened
-from tests.fakes.open_gate import OpenGate
+from tests.fakes.open_gate import OpenGate, OpenPermit
 
 METRICS = """# HELP mstar_requests_total Answered requests.
 # TYPE mstar_requests_total counter
@@ -63,6 +63,10 @@ class OneModelGate(OpenGate):
 
     def models_of(self, key: str | None, models: Any) -> Any:
         return [name for name in models if name == "llm"]
+
+    async def admit(self, facts: RequestFacts) -> OpenPermit:
+        """Return a permit of the tenant whose name begins the key."""
+        return OpenPermit((facts.key or "").partition("-")[0])
 
 
 async def test_models_are_listed_under_their_names_with_states(opened: Opened) -> None:
@@ -196,12 +200,12 @@ async def test_a_tenant_lists_and_reads_only_what_it_has_made(opened: Opened) ->
         return web.json_response({"id": request.path.rpartition("/")[2]})
 
     gateway = await opened(FakeDeployment("llm", handler=videos), gate=OneModelGate())
-    a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
+    a, b, a2 = ({"Authorization": f"Bearer {key}"} for key in ("a-1", "b-1", "a-2"))
     for headers in (a, b, a):
         await gateway.json("POST", "/v1/videos", json={"model": "llm"}, headers=headers)
     assert [item["id"] for item in (await gateway.json("GET", "/v1/videos", headers=a))[1]["data"]] == [
         "video_1",
         "video_3",
     ]
-    assert (await gateway.json("GET", "/v1/videos/video_3", headers=a))[0] == 200
+    assert (await gateway.json("GET", "/v1/videos/video_3", headers=a2))[0] == 200
     assert (await gateway.json("GET", "/v1/videos/video_3", headers=b))[0] == 404
