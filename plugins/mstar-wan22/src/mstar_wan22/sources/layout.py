@@ -104,6 +104,10 @@ def _vae(sizes: Sizes) -> dict[str, Any]:
         "temperal_downsample": list(vae.temporal),
         "is_residual": vae.is_residual,
         "patch_size": vae.fold if vae.fold > 1 else None,
+        "in_channels": 3 * vae.fold**2,
+        "out_channels": 3 * vae.fold**2,
+        "scale_factor_spatial": vae.pixels,
+        "scale_factor_temporal": vae.frames,
         "latents_mean": list(vae.mean),
         "latents_std": list(vae.std),
     }

@@ -23,7 +23,7 @@ from mstar_wan22.checkpoint.config import (
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Incremented when the written files change, which replaces older folders."""
 
 SEED: Final = 2026
