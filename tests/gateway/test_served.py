@@ -47,6 +47,15 @@ class ServedModels:
             [str(MSTARCTL), *words], env=self.environment, capture_output=True, text=True, timeout=200, check=False
         )
 
+    def usage_once(self, models: set[str]) -> dict[str, Any]:
+        """Return the usage of each model once all have been booked, which takes some frames of telemetry."""
+        for _ in range(60):
+            items = json.loads(self.mstarctl("usage", "--by", "model", "-o", "json").stdout)["items"]
+            used = {item["model"]: item for item in items}
+            if all(used.get(name, {}).get("input_tokens") or used.get(name, {}).get("audio_in_s") for name in models):
+                return used
+        raise AssertionError(items)
+
     def states(self) -> dict[str, str]:
         """Return the state of each model."""
         items = json.loads(self.mstarctl("serve", "ls", "-o", "json").stdout)["items"]
@@ -118,3 +127,18 @@ async def test_one_port_serves_all_families(client: openai.AsyncOpenAI, served: 
         await client.audio.speech.create(model="voise", voice="tara", input="Hi")
     card = await client.models.retrieve("small-chat")
     assert card.id == "llm" and "/v1/chat/completions" in (card.model_extra or {})["endpoints"]
+
+
+async def test_usage_is_what_the_deployments_report(client: openai.AsyncOpenAI, served: ServedModels) -> None:
+    """Tokens, sound and pictures of each model, though answers pass through the gateway unread."""
+    answer = await client.chat.completions.create(
+        model="llm", messages=[{"role": "user", "content": "hello"}], max_tokens=8
+    )
+    assert answer.usage is not None
+    await client.audio.transcriptions.create(model="ears", file=("a.wav", io.BytesIO(await speak(client))))
+    await draw(client)
+    used = await asyncio.to_thread(served.usage_once, {"llm", "ears", "voice", "brush"})
+    assert used["llm"]["input_tokens"] >= answer.usage.prompt_tokens
+    assert used["llm"]["output_tokens"] >= answer.usage.completion_tokens
+    assert used["voice"]["audio_out_s"] > 0 and used["ears"]["audio_in_s"] > 0 and used["brush"]["images"] > 0
+    assert sum(item["unknown"] for item in used.values()) == 0
