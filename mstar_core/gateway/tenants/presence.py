@@ -10,7 +10,7 @@ from typing import Final
 
 from mstar_core.gateway.tenants.accounts.folder import made
 
-FOLDER: Final = "present"
+FOLDER: Final = ".present"
 
 
 class Presence:

@@ -1,4 +1,4 @@
-"""Folder of a gateway's lasting state: tenants and usage. The gateway and `mstarctl` find it by the same rules."""
+"""Folder of tenants and usage, one for all gateways of a user. Gateways and `mstarctl` find it by the same rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 from mstar_core.errors import ConfigError
 from mstar_core.host.folders import obstacle
 
-NAME: Final = "gateway"
+NAME: Final = ".gateways"
+"""Beside the log folders of deployments, whose names begin with a letter. Folders in it are of one gateway each."""
 
 
 def gateway_folder() -> Path:
