@@ -164,6 +164,11 @@ _ALL: Final = (
         "host",
         "state",
     ),
+    _socket(
+        "gauge", "mstar_rank_given_back_bytes", "Device memory that sleeping nodes have given back.", "rank", "host"
+    ),
+    _socket("gauge", "mstar_rank_kept_bytes", "Host memory that sleeping nodes keep.", "rank", "host"),
+    _socket("counter", "mstar_wakes", "Wakes of the deployment or of nodes."),
     _socket("gauge", "mstar_rank_shm_bytes", "Shared memory in use by a rank.", "rank", "host"),
     _socket("gauge", "mstar_group_epoch", "Starts of the tensor-parallel group of a rank.", "rank", "leader"),
     _socket("counter", "mstar_group_plans", "Frames of plans that a follower has carried out.", "rank"),

@@ -10,7 +10,6 @@ import torch
 
 from mstar_core.engine.memory.node_memory import NodeMemory, loaded_again
 from mstar_core.engine.memory.placed import PlacedSleeper
-from mstar_core.engine.memory.virtual_memory import DriverMemory
 from tests.engine.test_sleeper import draw
 from tests.engine.tiny_engine import Driver, TinyLM, make_engine
 
@@ -86,33 +85,3 @@ def test_a_device_without_room_says_so() -> None:
     memory.limit = mmap.PAGESIZE
     with pytest.raises(torch.OutOfMemoryError):
         sleeper.resume(["LM"], [])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("level", [1, 2])
-def test_graphs_captured_before_a_sleep_replay_after_it(level: int) -> None:
-    device = torch.device("cuda", 0)
-    layer = torch.nn.Linear(4096, 4096, bias=False, device=device, dtype=torch.bfloat16).requires_grad_(False)
-    again = torch.nn.Linear(4096, 4096, bias=False, device=device, dtype=torch.bfloat16).requires_grad_(False)
-    again.weight.copy_(layer.weight)
-    pool = torch.zeros(64 << 20, dtype=torch.uint8, device=device)
-    sleeper = PlacedSleeper(device, DriverMemory(device))
-    sleeper.hold("n", NodeMemory(module=layer, scratch=(pool,)))
-    x = torch.randn(8, 4096, device=device, dtype=torch.bfloat16)
-    layer(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = layer(x) + pool[:8, None]
-    graph.replay()
-    torch.cuda.synchronize()
-    before, address = y.clone(), layer.weight.data_ptr()
-    free = torch.cuda.mem_get_info(device)[0]
-    freed = sleeper.pause("n", level)
-    assert freed >= layer.weight.nbytes + pool.nbytes
-    assert torch.cuda.mem_get_info(device)[0] - free >= freed
-    sleeper.resume(["n"], loaded_again(layer, again, sleeper.dropped(["n"])))
-    assert layer.weight.data_ptr() == address
-    y.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(y, before) and not pool.any()

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mstar_core.observe.frames import ChildStatus, DeploymentStatus
 from mstarctl.output.line import EMPTY, Line, Part, clip, fit, line, over, pair, safe, spread, take
-from mstarctl.output.units import age_text, counted, duration_text
+from mstarctl.output.units import age_text, counted, duration_text, size_text
 from mstarctl.top.data.pace import answers_at_once, pace
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
@@ -16,7 +16,7 @@ GOOD: Final = frozenset({"ready"})
 REALTIME: Final = "realtime"
 """Route of the requests that realtime sessions make."""
 
-BUSY: Final = frozenset({"starting", "draining", "stopping"})
+BUSY: Final = frozenset({"starting", "draining", "stopping", "sleeping"})
 WORN: Final = frozenset({"degraded", "unhealthy", "waiting"})
 
 
@@ -121,7 +121,10 @@ def _first(view: View, width: int, size: int) -> Line:
     state = view.link.why.partition(":")[0] if view.link.is_over else head.state
     name = line(" ", (safe(head.name) or "no deployment yet", "strong"), " ", state_mark(state, view))
     share = f" {100 * head.done // head.total} %" if head.total else ""
-    phase = f" {safe(head.phase)}{share}" if head.phase and head.state == "starting" else ""
+    phase = f" {safe(head.phase)}{share}" if head.phase and head.state in ("starting", "sleeping") else ""
+    if head.asleep and not phase:
+        what = "" if head.state == "sleeping" else f"{', '.join(map(safe, head.asleep))} asleep, "
+        phase = f" {what}level {head.sleep_level}, {size_text(head.given_back)} free"
     name = name + line((phase, "accent"), (f" {age}" if age else "", "dim"))
     end = link_mark(view) + line(" ")
     gap = "   " if size >= NORMAL else "  "
