@@ -293,6 +293,16 @@ def residual_codes(cuda: torch.device, rows: int, groups: int, heads: int, head_
     assert codes.shape == (rows, groups - 1) and all(0 <= code < 100 for code in codes.flatten().tolist())
 
 
+def sounds(cuda: torch.device, rows: int, steps: int) -> None:
+    """A convolution with SnakeBeta, and the last one of a decoder of sound."""
+    from mstar_core.layers.snake_conv import FusedConv, FusedOutput, SnakeBeta, convolve, samples_of
+
+    x = torch.randn(rows, steps, 33, device=cuda)
+    conv, last = torch.nn.Conv1d(33, 24, 7, dilation=3).to(cuda), torch.nn.Conv1d(24, 1, 7).to(cuda)
+    _, bent = convolve(FusedConv.causal(conv, SnakeBeta(24).to(cuda), torch.float32), x)
+    assert samples_of(FusedOutput.of(last), bent, is_pcm=False).abs().max() <= 1
+
+
 CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-1": lambda cuda: draws(cuda, 1, 53),
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
@@ -327,6 +337,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "frames-odd": lambda cuda: residual_codes(cuda, 3, 5, 6, 64, 192),
     "frames-many": lambda cuda: residual_codes(cuda, 40, 7, 2, 32, None),
     "steps": lambda cuda: steps(cuda, 5, ()),
+    "sounds": lambda cuda: sounds(cuda, 3, 37),
 }
 
 

@@ -106,12 +106,17 @@ class PromptSizes:
     def note(self, entries: Sequence[Entry], tokens: int) -> None:
         """Note the tokens of a prompt. One that continues the last prompt tells the tokens of its further items."""
         ids = [entry.id for entry in entries]
-        known = len(self._last)
+        known, present = len(self._last), set(ids)
         if len(ids) > known > 0 and ids[:known] == self._last:
-            each = max(0.0, (tokens - self._last_tokens) / (len(ids) - known))
-            self._tokens |= dict.fromkeys(ids[known:], each)
+            unknown = [name for name in ids[known:] if name not in self._tokens]
+            rest = tokens - self._last_tokens - sum(self._tokens.get(name, 0.0) for name in ids[known:])
+            self._tokens |= dict.fromkeys(unknown, max(0.0, rest / len(unknown)) if unknown else 0.0)
         self._last, self._last_tokens = ids, tokens
-        self._tokens = {name: size for name, size in self._tokens.items() if name in set(ids)}
+        self._tokens = {name: size for name, size in self._tokens.items() if name in present}
+
+    def answered(self, entries: Sequence[Entry], tokens: int) -> None:
+        """Note the tokens that a response has written into its items."""
+        self._tokens |= {entry.id: tokens / len(entries) for entry in entries}
 
     def of(self, entries: Sequence[Entry]) -> list[float]:
         """Return the tokens of each item. Unknown ones have the mean of the known; if none is known, all have 1."""

@@ -74,6 +74,7 @@ class ResponseRun:
             return
         self._task.cancel()
         self._note("cancelled", 499)
+        self._note_size()
         self._writer.end("cancelled", reason=reason, usage=self._usage_so_far())
         self._hooks.ended(self.response)
 
@@ -169,6 +170,7 @@ class ResponseRun:
     def _finish(self, done: Completion) -> None:
         is_cut = done.finish_reason == "length"
         self._note("ok", 200)
+        self._note_size()
         self._writer.end(
             "incomplete" if is_cut else "completed", reason="max_output_tokens" if is_cut else None, usage=done.usage
         )
@@ -185,6 +187,12 @@ class ResponseRun:
         state: ResponseState = "failed" if reason is None else "cancelled"
         self._writer.end(state, reason=reason, error=reply, usage=self._usage_so_far())
         self._hooks.ended(self.response)
+
+    def _note_size(self) -> None:
+        """Tell the size of the answer to the conversation, which counts tokens when its context is full."""
+        if self._session is not None:
+            written = [output.entry for output in self.response.outputs]
+            self._hooks.sizes.answered(written, self._session.encoder.text_tokens)
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._session is None:

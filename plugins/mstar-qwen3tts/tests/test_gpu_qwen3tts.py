@@ -44,6 +44,26 @@ def test_sound_equals_the_reference(cuda: torch.device) -> None:
     torch.testing.assert_close(made[0].cpu(), given["waveform_whole"].flatten(), atol=2e-4, rtol=0)
 
 
+def test_fused_pieces_equal_those_of_the_cpu_with_their_states(cuda: torch.device) -> None:
+    """The state of one goes on at the other, because both have one layout."""
+    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        plain, fused = node("custom_voice", "Codec"), codec_on(cuda)
+        codes = tensors("codec")["in.codes"].long()[None].repeat(2, 1, 1)
+        codes[1] = codes[1].flip(0)
+        state, at = plain.new_state(2), 0
+        for size in (1, 2, 4, 3):
+            piece = codes[:, at : at + size]
+            expected, after = plain.run(piece, state)
+            found, left = fused.run(piece.to(cuda), state.to(cuda))
+            torch.testing.assert_close(found.cpu(), expected, atol=2e-4, rtol=0)
+            torch.testing.assert_close(left.cpu(), after, atol=2e-4, rtol=1e-4)
+            state, at = after, at + size
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+
+
 def test_captured_pieces_equal_uncaptured_ones(cuda: torch.device) -> None:
     codec, codes = codec_on(cuda), tensors("codec")["in.codes"].long().to(cuda)
     plain = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=torch.stack([*codec.new_state(2)]))

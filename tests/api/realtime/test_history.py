@@ -86,6 +86,16 @@ def test_a_long_turn_counts_by_its_tokens() -> None:
     assert kept is not None and kept[0].id == "user1"
 
 
+def test_an_answer_counts_by_what_was_written() -> None:
+    entries, sizes = turns(4), PromptSizes()
+    for number, (prompt, answer) in enumerate([(100, 900), (1010, 10), (1030, 10), (1050, 0)]):
+        sizes.note(entries[: 2 * number + 1], prompt)
+        sizes.answered(entries[2 * number + 1 : 2 * number + 2], answer)
+    assert sizes.of(entries)[1:6] == [900, 10, 10, 10, 10]
+    kept = shortened(entries, Truncation(keeps=0.5), sizes)
+    assert kept is not None and kept[0].id == "user1"
+
+
 def test_messages_of_the_system_and_the_last_turn_stay() -> None:
     head = MessageEntry(id="rules", role="system", parts=[WrittenPart("x")])
     kept = shortened([head, *turns(3)], Truncation(keeps=0.0), PromptSizes())

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.functional import conv1d, conv_transpose1d, gelu, linear, pad
 
+from mstar_core.layers.snake_conv import SnakeBeta
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,21 +21,6 @@ if TYPE_CHECKING:
 
 KERNEL: Final = 7
 DILATIONS: Final = (1, 3, 9)
-TINY: Final = 1e-9
-"""Added to the divisor of SnakeBeta."""
-
-
-class SnakeBeta(nn.Module):
-    """x + sin(x * exp(alpha))^2 / (exp(beta) + 1e-9), per channel. x: [B, channels, T]."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(channels))
-        self.beta = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        slope, height = self.alpha.exp()[:, None], (self.beta.exp() + TINY).reciprocal()[:, None]
-        return x + (x * slope).sin().square() * height
 
 
 class CausalConv(nn.Module):

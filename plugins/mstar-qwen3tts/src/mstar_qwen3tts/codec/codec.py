@@ -17,13 +17,13 @@ from torch.nn.functional import embedding, linear
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.errors import EngineError
+from mstar_core.layers.snake_conv import SnakeBeta
 from mstar_qwen3tts.codec.layers import (
     KERNEL,
     CausalConv,
     ConvNeXt,
     DecoderBlock,
     PreTransformer,
-    SnakeBeta,
     States,
     TransposedConv,
     WindowAttention,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_qwen3tts.checkpoint.config import CodecSizes, TTSConfig
+    from mstar_qwen3tts.codec.fused_decoder import FusedDecoder
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Batch sizes with a CUDA graph, for each number of frames of a piece."""
@@ -81,7 +82,10 @@ class SplitQuantizer(nn.Module):
 
 
 class Codec(nn.Module, CapturesFunction):
-    """The vocoder. Runs in float32; on CUDA products may round to TF32 unless the deployment asks for float32."""
+    """The vocoder. Runs in float32; on CUDA products may round to TF32 unless the deployment asks for float32.
+
+    On CUDA the layers behind the upsampling of frames run as fused kernels.
+    """
 
     host_outputs = ("pcm",)
     device_outputs = ("state",)
@@ -110,6 +114,7 @@ class Codec(nn.Module, CapturesFunction):
         kinds = (CausalConv, TransposedConv, WindowAttention, PreTransformer)
         self.state_values = sum(part.values for part in self.modules() if isinstance(part, kinds))
         self._table: Tensor | None = None
+        self._fused: FusedDecoder | None = None
         self._replayed = CapturedFunction(self.step, CAPTURED)
 
     # -- the node ----------------------------------------------------------------------------------------------------
@@ -160,6 +165,9 @@ class Codec(nn.Module, CapturesFunction):
         for stage in self.upsample:
             up, mix = cast("nn.ModuleList", stage)
             x = mix(up(x, states), states)
+        if x.is_cuda and not next(self.decoder.parameters()).requires_grad:
+            samples = self._settled().decode(x.transpose(1, 2), states)
+            return samples, states.after()
         entry, *blocks, snake, last = self.decoder
         x = entry(x, states)
         for block in blocks:
@@ -187,11 +195,22 @@ class Codec(nn.Module, CapturesFunction):
             self._table = torch.cat([self.quantizer.rvq_first.table(), self.quantizer.rvq_rest.table()])
         return self._table
 
+    def _settled(self) -> FusedDecoder:
+        """Return the decoder of CUDA. Its weights are copied once."""
+        if self._fused is None:
+            from mstar_qwen3tts.codec.fused_decoder import FusedDecoder
+
+            precision = "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+            self._fused = FusedDecoder(self.decoder, precision)
+        return self._fused
+
     # -- CUDA graphs -------------------------------------------------------------------------------------------------
 
     def capture(self, captures: GraphCache) -> None:
         """Use CUDA graphs, by frames of a piece and batch size. Called once the weights are loaded."""
         self.table()
+        if self.starts.is_cuda:
+            self._settled()
         self._replayed = CapturedFunction(self.step, CAPTURED, captures)
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:

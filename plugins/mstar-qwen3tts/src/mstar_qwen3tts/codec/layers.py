@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import conv1d, conv_transpose1d, gelu, scaled_dot_product_attention
 
 from mstar_core.layers import RMSNorm, Rotary, RotarySpec, rotate
+from mstar_core.layers.snake_conv import SnakeBeta
 from mstar_core.layers.transformer import GatedMLP
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 KERNEL: Final = 7
 DILATIONS: Final = (1, 3, 9)
-TINY: Final = 1e-9
-"""Added to the divisor of SnakeBeta."""
 
 
 class States:
@@ -52,19 +51,6 @@ class States:
     def after(self) -> Tensor:
         """Return the states after the step: [B, values]."""
         return torch.cat(self._after, dim=1)
-
-
-class SnakeBeta(nn.Module):
-    """x + sin(x * exp(alpha))^2 / (exp(beta) + 1e-9), per channel. x: [B, channels, T]."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(channels))
-        self.beta = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        slope, height = self.alpha.exp()[:, None], (self.beta.exp() + TINY).reciprocal()[:, None]
-        return x + (x * slope).sin().square() * height
 
 
 class CausalConv(nn.Module):

@@ -1,4 +1,4 @@
-"""Triton kernels of Code2Wav's decoder on CUDA, channels last: [windows, steps, channels]. Used by `fused_decoder`.
+"""Triton kernels of convolutions with SnakeBeta, channels last: [windows, steps, channels]. Used by `snake_conv`.
 
 One kernel computes every convolution as a GEMM over taps and channels, with bias, residual and the next SnakeBeta in
 its epilogue. Sums are float32 in one order, which does not depend on the batch. Kernels are not specialized on sizes
