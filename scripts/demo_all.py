@@ -26,6 +26,7 @@ from mstar_pi05 import arm
 from mstar_qwen3omni import world
 from mstar_vjepa2 import block
 from mstar_wan22 import moves
+from mstar_whisper.sample_inputs import SENTENCE
 
 PLUGINS: Final = demo.ROOT / "plugins"
 OUT: Final = demo.ROOT / "out"
@@ -77,6 +78,14 @@ def speaks(client: MStarClient) -> Shown:
     client.generate(text=text, output_modalities="audio", voice="tara", seed=3, **SPEECH).save_audio(path)
     samples, _ = soundfile.read(path, dtype="float32")
     return Shown(line=f"says: {text} Recognized: {demo.heard(path)} ({demo.shown(path)})", picture=wave_of(samples))
+
+
+def writes(client: MStarClient) -> Shown:
+    """Write down a sentence that `orpheus:mini` said."""
+    said = SENTENCE.with_suffix(".txt").read_text(encoding="utf-8").strip()
+    heard = client.generate(audio=SENTENCE.read_bytes(), language="en").text.strip()
+    samples, _ = soundfile.read(SENTENCE, dtype="float32")
+    return Shown(line=f"hears: {said} Writes: {heard}", picture=wave_of(samples))
 
 
 def counts(client: MStarClient) -> Shown:
@@ -181,6 +190,7 @@ def calls(client: MStarClient) -> Shown:
 
 JOBS: Final[dict[str, Callable[[MStarClient], Shown]]] = {
     "orpheus:mini": speaks,
+    "whisper:mini": writes,
     "qwen3_tts:mini": counts,
     "qwen3_omni:mini": answers,
     "bagel:mini": draws,

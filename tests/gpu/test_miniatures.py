@@ -70,6 +70,10 @@ JUDGED = {
         folder=PLUGINS / "mstar-wan22/train",
         words=("judge_moves.py", "{url}", "--videos", "60", "--workers", "{workers}"),
     ),
+    "whisper": Judged(
+        folder=PLUGINS / "mstar-whisper",
+        words=("-m", "train.judge", "{url}", "--workers", "{workers}"),
+    ),
     "llm": Judged(
         folder=PLUGINS / "mstar-llm",
         words=("-m", "train.judge", "--url", "{url}", "--questions", "400", "--workers", "{workers}"),

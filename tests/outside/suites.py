@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mstar_qwen3omni
 from mstar_qwen3omni.world import ANSWERS
+from mstar_whisper.sample_inputs import SENTENCE
 from tests.outside.environment import FOLDER, Environment, node_environment, python_environment, source_of, wheel_of
 from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
@@ -23,7 +24,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
 OPENAI, SCHEMATHESIS, LANGCHAIN, LANGCHAIN_OPENAI = "3.52.0", "4.32.5", "1.1.9", "1.7.4"
 AGENTS, LITELLM, OPENPI, OMNI, OPENAI_NODE = "0.24.0", "1.110.2", "0.1.2", "0.30.0", "7.59.0"
-TEXT, MINI, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2 = (
+TEXT, MINI, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2, WHISPER = (
     "llm:tiny",
     "llm:mini",
     "bagel:mini",
@@ -31,6 +32,7 @@ TEXT, MINI, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2 = (
     "orpheus:mini",
     "pi05:mini",
     "vjepa2_ac:mini",
+    "whisper:mini",
 )
 PIPECAT, LIVEKIT = "1.14.0", "1.8.9"
 QUESTION = Path(mstar_qwen3omni.__file__).with_name("checkpoint") / "mini" / "seven.wav"
@@ -69,6 +71,7 @@ def suites(servers: Servers) -> list[Suite]:
         _openai("embeddings", EMBEDDING, ("tests/api_resources/test_embeddings.py",)),
         _openai("images", BAGEL, ("tests/api_resources/test_images.py",)),
         _openai("speech, transcription", OMNI_MODEL, OPENAI_AUDIO_TESTS),
+        Suite("openai (formats of transcripts)", OPENAI, WHISPER, _whisper),
         *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis(most)) for model, most in MODELS.items()),
         Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", MINI, _langchain),
         Suite("openai-agents", AGENTS, MINI, _agents),
@@ -164,6 +167,13 @@ def _langchain(url: str, name: str) -> list[Outcome]:
 
 def _agents(url: str, name: str) -> list[Outcome]:
     return _driver(_clients(), "agents_driver.py", {"BASE_URL": f"{url}/v1", "MODEL": name})
+
+
+def _whisper(url: str, name: str) -> list[Outcome]:
+    environment = python_environment("whisper", (f"openai=={OPENAI}",))
+    said = SENTENCE.with_suffix(".txt").read_text(encoding="utf-8")
+    variables = {"BASE_URL": f"{url}/v1", "MODEL": name, "SOUND": str(SENTENCE), "SENTENCE": said}
+    return _driver(environment, "openai_whisper_driver.py", variables)
 
 
 def _realtime(name: str, needs: tuple[str, ...]) -> Callable[[str, str], list[Outcome]]:

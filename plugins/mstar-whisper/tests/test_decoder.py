@@ -43,7 +43,7 @@ def test_spectra_and_states_are_those_of_the_reference(tmp_path: Path) -> None:
         assert mel.shape == wanted.shape
         torch.testing.assert_close(mel, wanted, atol=2e-5, rtol=0)
         with torch.inference_mode():
-            states = encoder(mel=[mel], start=np.zeros((1, 1), dtype=np.int64))["states"]
+            states = encoder(mel=[mel], place=np.array([[0, config.frames]]))["states"]
             whole = reference.model.model.encoder(wanted.T[None, :, : config.frames]).last_hidden_state
         torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
 

@@ -30,7 +30,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     encode, forward = Encoder.forward, SpeechDecoder.forward
 
     def encoded(self: Encoder, **inputs: Any) -> Any:
-        found["windows", len(inputs["start"])] += 1
+        found["windows", len(inputs["place"])] += 1
         return encode(self, **inputs)
 
     def decoded(self: SpeechDecoder, **inputs: Any) -> Any:

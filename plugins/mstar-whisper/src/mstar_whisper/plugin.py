@@ -87,6 +87,7 @@ class Params(TextSampling):
     compression_threshold: float = param(2.4, "most times that a good text can be compressed", gt=0)
     logprob_threshold: float = param(-1.0, "least mean log-probability of a good text", le=0)
     no_speech_threshold: float = param(0.6, "probability above which a poor window is silence", ge=0, le=1)
+    vad: bool = param(False, "window only the parts with speech, cut at pauses; needs mstarctl[realtime] on the server")
     condition_on_previous: bool = param(False, "read the text of earlier windows before each window")
     incremental: bool = param(False, "without fallback: emit ids one by one", openai="transcription:stream")
     max_output_tokens: int = param(448, "most ids of a window; cut to the context", ge=1, openai="max_tokens")
@@ -108,7 +109,7 @@ def whisper(config: WhisperConfig) -> ModelSpec:
     encoder = NodeSpec(
         name="encoder",
         engine=STATELESS,
-        ports={"mel": f"f32[f,{config.bins}]", "start": "i64[1]", "states": f"any[{states},{width}]"},
+        ports={"mel": f"f32[f,{config.bins}]", "place": "i64[2]", "states": f"any[{states},{width}]"},
         ragged=("mel",),
         weight_bytes=1_273_000_000,
         doc="one window of a spectrogram to states",
@@ -152,7 +153,7 @@ def whisper(config: WhisperConfig) -> ModelSpec:
     )
     to_client = (GraphEdge("token", CLIENT, modality="text"),)
     text, segments = GraphEdge("text", CLIENT, modality="text"), GraphEdge("segments", CLIENT, modality="segments")
-    encode = GraphNode(encoder, ("mel", "start"), (GraphEdge("states", memory),))
+    encode = GraphNode(encoder, ("mel", "place"), (GraphEdge("states", memory),))
     remember = GraphNode(memory, ("states",))
     others = _without(sorted(ids.languages.values()), config.vocab)
     stop = StopOn("token", (ids.end,), unless="ignore_eos")
@@ -193,9 +194,11 @@ def whisper(config: WhisperConfig) -> ModelSpec:
         weights={"whisper": WeightRef(repo="openai/whisper-large-v3-turbo")},
         samples=_samples(config),
         tiny="mstar_whisper.sources.tiny:write_tiny",
+        mini="mstar_whisper.checkpoint.shipped:find_mini",
         make_samples="mstar_whisper.sample_inputs:make_samples",
         resolve="mstar_whisper.sources.download:resolve_weights",
         notice="whisper:tiny has random weights: its text is noise",
+        mini_notice="whisper:mini is a miniature of under 1M parameters: it writes down 130 words of orpheus:mini",
         max_seq_len=max(states, config.positions),
     )
 
@@ -224,6 +227,7 @@ def _samples(config: WhisperConfig) -> tuple[Sample, ...]:
                 "prompt": (1,) if "prompt" in params else (),
                 "language": language,
                 "frames": int(100 * max(length, seconds)),
+                "windows": None,
             },
             seconds=length,
         )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mstar_core.errors import BadMedia, RequestError, WeightsError, did_you_mean
 from mstar_core.families.languages import LANGUAGES, language_code
 from mstar_core.plugin.media import read_sound
+from mstar_core.plugin.media.speech import speech_spans
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_whisper.checkpoint.config import HOP, RATE, read_config
 from mstar_whisper.text.record import segments_of
@@ -50,6 +51,7 @@ class Processor:
         facts = {
             **self._config.facts(),
             "frames": max(self._config.frames, len(samples) // HOP),
+            "windows": self._windows(samples) if request.params.vad else None,
             "prompt": prompt,
             "language": self._language(request.params.language) if ids.languages else 0,
         }
@@ -74,6 +76,17 @@ class Processor:
     def _prompt(self, text: str) -> list[int]:
         most = self._config.positions // 2 - 1
         return self._tokens.encode(" " + text.strip())[-most:] if text.strip() else []
+
+    def _windows(self, samples: npt.NDArray[np.float32]) -> list[tuple[int, int]]:
+        """Return first frame and number of frames of windows around speech: as many parts as fit into each."""
+        most, found = self._config.frames, list[tuple[int, int]]()
+        for start, end in speech_spans(samples, "vad"):
+            first, last = start // HOP, end // HOP
+            if found and last - found[-1][0] <= most:
+                found[-1] = (found[-1][0], last - found[-1][0])
+                continue
+            found += [(at, min(most, last - at)) for at in range(first, last, most)]
+        return found
 
     def _language(self, language: str | None) -> int | None:
         if language is None:

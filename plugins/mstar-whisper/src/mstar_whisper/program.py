@@ -17,6 +17,9 @@ from mstar_whisper.text.segments import STEP_S, compression, split
 MEMORY: Final = "memory"
 """Cache branch with the encoder states of the window."""
 
+LEAST: Final = 40
+"""Frames of the rest of a window around speech that may hold a word: speech has a margin of half as many."""
+
 RAISED: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures of further attempts."""
 
@@ -42,18 +45,19 @@ class Window:
 def transcribe(request: ProgramRequest) -> ProgramGenerator:
     """Transcribe every window. See `Inputs.facts` of the processor for what a program knows of the checkpoint."""
     facts, params = request.facts, request.params
-    ids, seek, heard, spoken = facts["ids"], 0, None, list[int]()
+    ids, heard, spoken = facts["ids"], None, list[int]()
     silent: dict[str, Any] = {"branches": (MEMORY,), "sample": False}
     wants_words = params.words and "segments" in request.outputs
     language = facts["language"]
-    while seek < facts["frames"]:
-        frames = min(facts["frames"] - seek, facts["window"])
+    place = _next_window(facts, 0)
+    while place is not None:
+        seek, frames = place
         keep = ("states",) if wants_words else ()
         if heard is None:
-            listen = Run("first", pcm=request.inputs["pcm"], start=(0,), keep=("mel", *keep), **silent)
+            listen = Run("first", pcm=request.inputs["pcm"], place=place, keep=("mel", *keep), **silent)
         else:
             yield Reset(MEMORY)
-            listen = Run("listen", mel=heard, start=(seek,), keep=keep, **silent)
+            listen = Run("listen", mel=heard, place=place, keep=keep, **silent)
         runs = [listen]
         if language is None:
             yield Reset()
@@ -80,7 +84,7 @@ def transcribe(request: ProgramRequest) -> ProgramGenerator:
         assert window is not None
         written = window.ids[:-1] if window.ids and window.ids[-1] == ids["end"] else window.ids
         if params.fallback and _is_silent(params, window):
-            seek += frames
+            place = _next_window(facts, seek + frames)
             continue
         spans, step = split(written, ids["first_time"], frames)
         kept = written[: spans[-1].last]
@@ -90,7 +94,15 @@ def transcribe(request: ProgramRequest) -> ProgramGenerator:
         elif params.condition_on_previous:
             spoken = []
         # A window whose only timestamp is its start would never end.
-        seek += step or frames
+        place = _next_window(facts, seek + (step or frames))
+
+
+def _next_window(facts: Any, at: int) -> tuple[int, int] | None:
+    """Return first frame and number of frames of the window at or behind a frame, None at the end."""
+    if facts["windows"] is None:
+        return (at, min(facts["frames"] - at, facts["window"])) if at < facts["frames"] else None
+    ahead = ((max(at, first), first + count) for first, count in facts["windows"])
+    return next(((first, end - first) for first, end in ahead if end - first >= LEAST), None)
 
 
 def _temperatures(params: Any) -> tuple[float, ...]:
@@ -99,7 +111,8 @@ def _temperatures(params: Any) -> tuple[float, ...]:
 
 
 def _is_timed(request: ProgramRequest) -> bool:
-    return bool(request.params.timestamps) or request.facts["frames"] > request.facts["window"]
+    facts = request.facts
+    return bool(request.params.timestamps) or facts["frames"] > facts["window"]
 
 
 def _prompt(request: ProgramRequest, language: int, spoken: Sequence[int]) -> tuple[int, ...]:

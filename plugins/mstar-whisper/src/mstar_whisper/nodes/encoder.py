@@ -63,7 +63,7 @@ class EncoderLayer(FeedForward):
 class Encoder(nn.Module, CapturesFunction):
     """Windows of spectrograms to states. On CUDA the windows of a batch are encoded by one graph."""
 
-    host_ports = ("start",)
+    host_ports = ("place",)
     device_outputs = ("states",)
 
     def __init__(self, config: WhisperConfig) -> None:
@@ -89,15 +89,15 @@ class Encoder(nn.Module, CapturesFunction):
     def warmup_requests(self) -> Sequence[WarmupRequest]:
         """See NodeModule: one window, whose shape all windows have."""
         mel = torch.zeros(1, self._frames, self.conv1.in_channels)
-        step = WarmupStep(inputs={"mel": mel, "start": torch.zeros(1, 1, dtype=torch.int64)}, outputs=("states",))
+        step = WarmupStep(inputs={"mel": mel, "place": torch.tensor([[0, self._frames]])}, outputs=("states",))
         return [WarmupRequest(title="a window of sound", tokens=1, steps=(step,), is_value_free=True)]
 
-    def forward(self, *, mel: Tensor | list[Tensor], start: np.ndarray | Sequence[np.ndarray]) -> dict[str, Tensor]:
+    def forward(self, *, mel: Tensor | list[Tensor], place: np.ndarray | Sequence[np.ndarray]) -> dict[str, Tensor]:
         """Return {"states": [B, states, width]}.
 
-        mel: [frames, bins] each. start: first frame of each window, [B, 1].
+        mel: [frames, bins] each. place: first frame and number of frames of each window, [B, 2].
         """
-        windows = [self._window(spectrum, int(first[0])) for spectrum, first in zip(mel, start, strict=True)]
+        windows = [self._window(spectrum, *each.tolist()) for spectrum, each in zip(mel, place, strict=True)]
         return {"states": self._replayed(torch.stack(windows).to(self.conv1.weight.dtype))}
 
     def encoded(self, windows: Tensor) -> Tensor:
@@ -109,6 +109,6 @@ class Encoder(nn.Module, CapturesFunction):
         states: Tensor = self.layer_norm(x)
         return states
 
-    def _window(self, mel: Tensor, first: int) -> Tensor:
-        part = mel[first : first + self._frames]
+    def _window(self, mel: Tensor, first: int, count: int) -> Tensor:
+        part = mel[first : first + min(count, self._frames)]
         return pad(part, (0, 0, 0, self._frames - len(part)))

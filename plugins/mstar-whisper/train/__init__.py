@@ -1,0 +1,1 @@
+"""Training of `whisper:mini`. See README.md."""
