@@ -58,7 +58,7 @@ class MovedClock:
 
 async def settle() -> None:
     """Let the tasks of the loop run until they wait."""
-    for _ in range(40):
+    for _ in range(80):
         await asyncio.sleep(0)
 
 

@@ -69,15 +69,15 @@ class Victim:
 
 
 def choose_victim(
-    models: Iterable[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, turn_s: float | None
+    models: Sequence[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, turn_s: float | None
 ) -> Victim | None:
     """Return the deployment that makes room: the least recently used one that holds memory of a device that is short.
 
-    Deployments that are idle go to sleep first; sleeping ones that still hold memory then end. Pinned models and
+    Deployments that are idle go to sleep first; sleeping ones end if that frees enough. Pinned models and
     deployments in use are never chosen. turn_s: choose one in use, whose requests finish first, if it has served for so
     long since it was loaded or woken; None: choose none in use.
     """
-    holding = {holder.name for each in short for holder in each.holders}
+    holding = {holder.name for each in short for holder in each.holders if holder.held_bytes != 0}
     chosen: list[tuple[tuple[int, float], Victim]] = []
     for model in models:
         for member in model.members:
@@ -91,7 +91,13 @@ def choose_victim(
                 chosen.append(((0, member.last_used), Victim(model=model, member=member, is_ended=is_ended)))
             elif member.state is ModelState.SLEEPING and member.is_own:
                 chosen.append(((1, member.last_used), Victim(model=model, member=member, is_ended=True)))
-    return min(chosen, key=lambda pair: pair[0])[1] if chosen else None
+    if not chosen:
+        return None
+    victim = min(chosen, key=lambda pair: pair[0])[1]
+    is_asleep = victim.member.state is ModelState.SLEEPING
+    if is_asleep and not can_suffice(models, short, wanted, now, may_wait=False):
+        return None  # its rest does not suffice: a model that becomes idle makes room instead
+    return victim
 
 
 def can_suffice(

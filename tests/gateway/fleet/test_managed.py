@@ -129,7 +129,7 @@ def test_a_pinned_model_is_loaded_from_the_start_and_never_sleeps(tmp_path: Path
             await stage.ready("c")
         assert refused.value.code == "no_memory" and refused.value.facts["holders"] == ["a"]
         assert refused.value.facts["retry_after_s"] >= 1 and "a holds" in refused.value.detail
-        await stage.later(3600)
+        await stage.later(600)
         assert stage.host.log == ["start a"]
 
     played(play, tmp_path, THREE, a={"keep_text": "always"})
