@@ -18,7 +18,7 @@ from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.conformance.equality import joined_values, require_port
 from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.conformance.nodes import RuntimeSettings
-from mstar_core.conformance.samples import greedy, mixed
+from mstar_core.conformance.samples import LENGTH, greedy, mixed
 from mstar_core.errors import EngineError
 from mstar_core.graph import KV_CACHE
 from mstar_core.plugin.check.reference import FUNCTION, MODULE, Reference, ReferenceRequest
@@ -41,6 +41,9 @@ BATCH: Final = 4
 
 SMALL_BUDGET: Final = 5
 """Tokens of one step. Every prompt of the samples needs several steps."""
+
+CROWD: Final = 8
+"""Requests under pressure."""
 
 PAGE: Final = 4
 """Tokens of a page under pressure: small, so that short answers need several."""
@@ -68,17 +71,22 @@ def reference_chunked(subject: Subject) -> None:
 
 
 def reference_preempted(subject: Subject) -> None:
-    """Compare requests that preempt each other. A model without a KV cache passes. The pool just holds the largest."""
+    """Compare requests that preempt each other. A model without a KV cache passes.
+
+    They are those whose answers grow most: a pool that holds little more than one of them admits several.
+    """
     judge = _judge(subject)
     if not judge.small.has_cache:
         return
-    asks = [*judge.mixed, *judge.mixed]
     roomy = RuntimeSettings(page_size=PAGE, prefix_cache=False)
-    largest = max(_peak(judge.small.runtime(roomy), [ask]) for ask in judge.mixed)
-    runtime = judge.small.runtime(replace(roomy, pages=largest + 1))
-    judge.require_all(runtime, asks, f"in a cache of {largest + 1} pages")
+    held = [_pages_held(judge.small.runtime(roomy), ask) for ask in judge.mixed]
+    ask, counts = max(zip(judge.mixed, held, strict=True), key=lambda pair: (pair[1][-1] - pair[1][0], -pair[1][-1]))
+    # A request is admitted if the cache could hold its longest answer, not the one that it will write.
+    pages = counts[-1] + -(-LENGTH // PAGE)
+    runtime = judge.small.runtime(replace(roomy, pages=pages))
+    judge.require_all(runtime, [ask] * CROWD, f"in a cache of {pages} pages")
     if not any(runner.memory().preempted for worker in runtime.workers for runner in worker.runners.values()):
-        raise CheckSkipped(f"no request was preempted in a cache of {largest + 1} pages")
+        raise CheckSkipped(f"no request was preempted in a cache of {pages} pages")
 
 
 def reference_split(subject: Subject) -> None:
@@ -165,15 +173,13 @@ def _offered(subject: Subject) -> Reference:
         raise CheckSkipped(f"{error.name} is not installed here") from error
 
 
-def _peak(runtime: LocalRuntime, asks: Sequence[SampleRequest]) -> int:
-    """Return the most pages that any node holds while requests run."""
-    for ask in asks:
-        runtime.send(ask)
-    most = 0
+def _pages_held(runtime: LocalRuntime, ask: SampleRequest) -> list[int]:
+    """Return the pages that a node with a cache holds while a request runs: ascending, at least one number."""
+    runtime.send(ask)
+    held = {0}
     while runtime.step():
-        runners = [runner for worker in runtime.workers for runner in worker.runners.values()]
-        most = max([most, *(runner.memory().pages_used for runner in runners)])
-    return most
+        held |= {runner.memory().pages_used for worker in runtime.workers for runner in worker.runners.values()}
+    return sorted(held - {0}) or [0]
 
 
 def _by_walk(small: Miniature) -> Plan:

@@ -96,6 +96,9 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
         "serves-every-walk": "a miniature serves every walk on the CPU",
         "outputs-as-declared": "outputs have the declared type, rate and shape",
     },
+    ("bronze", "ports"): {
+        "ports-as-declared": "nodes return the ports that edges take, with the declared dtypes and shapes",
+    },
     ("bronze", "people"): {
         "sample-inputs": "the miniature takes the inputs of mstarctl sample, the same each time",
         "raw-prompts": "a model with a route for raw prompts or tokens spells ids as their text and reads both",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mstar_core.plugin.conformance import CHECKS, GRADES, CheckResult, Grade, run_check, subjects
@@ -13,7 +14,18 @@ def run_checks(name: str) -> tuple[CheckResult, ...]:
     """Run every check on the plugin called `name` and each of its models. Raises PluginError if it cannot be loaded."""
     entry = find_entry(name)
     models = load_plugin(entry.name)
-    return tuple(run_check(check, subject) for check in CHECKS for subject in subjects(check, entry, models))
+    results = [run_check(check, subject) for check in CHECKS for subject in subjects(check, entry, models)]
+    return tuple(told_once(results))
+
+
+def told_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
+    """Yield the results, with the cause of a failure only at the first check of a model that met it."""
+    first: dict[tuple[str, str], str] = {}
+    for result in results:
+        name = result.name
+        if result.outcome == "failed":
+            name = first.setdefault((result.model, result.detail), result.name)
+        yield result if name == result.name else replace(result, detail=f"the same cause as {name}")
 
 
 def grade_of(results: Sequence[CheckResult]) -> Grade | None:

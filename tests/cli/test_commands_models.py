@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from mstar_core.plugin.conformance import CHECKS, CheckResult
+from mstarctl.authoring.checks import told_once
 from tests.cli.conftest import Cli
 from tests.plugin.toy import TOY, install
 
@@ -151,6 +154,16 @@ def test_a_fault_fails_its_check_and_exits_3(
     said = cli("plugins", "check", "toy", "-o", "json")
     failed = [item["name"] for item in said.json["items"] if item["outcome"] == "failed"]
     assert (said.code, failed, said.json["grade"]) == (3, [check], None)
+
+
+def test_a_cause_that_several_checks_meet_is_told_once() -> None:
+    check = CHECKS[0]
+    results = [
+        CheckResult(check=replace(check, name=name), outcome="failed", model="foo", detail=detail)
+        for name, detail in (("serves", "no 'hidden'"), ("equal", "no 'hidden'"), ("ends", "another"))
+    ]
+    told = [result.detail for result in told_once(results)]
+    assert told == ["no 'hidden'", "the same cause as serves", "another"]
 
 
 def test_an_open_pin_fails_its_check(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -138,6 +138,11 @@ class Floats(nn.Module):
         return {"pcm": tokens.float()}
 
 
+class Forgets(nn.Module):
+    def forward(self, tokens: Tensor) -> dict[str, Any]:
+        return {"sound": (tokens * 7).to(torch.int16)}
+
+
 class Model:
     kind: type[nn.Module] = Tone
 
@@ -148,6 +153,10 @@ class Model:
 
     def vocab_size(self, node: NodeSpec) -> int:
         return 0
+
+
+class ForgetfulModel(Model):
+    kind = Forgets
 
 
 class NeighbourModel(Model):

@@ -14,7 +14,11 @@ from mstar_core.plugin.loader import PluginEntry
 from mstar_core.plugin.spec import ModelSpec, Partition
 from tests.conformance import flawed
 
-RUNTIME = [check for check in CHECKS if not check.target.startswith("mstar_core.conformance.light")]
+RUNTIME = [
+    check
+    for check in CHECKS
+    if not check.target.startswith("mstar_core.conformance.light") and check.grade != "gold"  # it has no reference
+]
 ENTRY = PluginEntry(name="flawless", target=flawed.HERE, distribution="mstar-flawless", version="0.1.0")
 
 
@@ -43,6 +47,8 @@ UNTAKEN = Partition(name="main", program=flawed.program, walks=flawed.OTHER_WALK
         ("serves-every-walk", with_part(tiny="write_nothing"), "return the folder"),
         ("outputs-as-declared", with_part(model="FloatModel"), "float32"),
         ("outputs-as-declared", with_part(processor="WrongRate"), "44100"),
+        ("ports-as-declared", with_part(model="FloatModel"), "'pcm' as float32[1, 11]; declared is i16[samples]"),
+        ("ports-as-declared", with_part(model="ForgetfulModel"), "no 'pcm', which an edge takes; it returned sound"),
         ("same-seed", with_part(model="ChanceModel"), "audio differs"),
         ("batch-equal", with_part(model="NeighbourModel"), "differs"),
         ("stream-joined", with_part(processor="HeaderOnEachChunk"), "not the whole answer"),
@@ -67,6 +73,11 @@ def test_a_flaw_is_found(check: str, spec: ModelSpec, told: str) -> None:
 def test_what_cannot_be_served_is_skipped_by_name(spec: ModelSpec, told: str) -> None:
     result = run("serves-every-walk", spec)
     assert (result.outcome, told in result.detail) == ("skipped", True)
+
+
+def test_a_model_without_a_reference_is_not_gold() -> None:
+    result = run("reference", flawed.GOOD)
+    assert result.outcome == "skipped" and "reference(folder, request)" in result.detail
 
 
 def test_published_weights_without_a_key_map_are_skipped_by_name() -> None:
