@@ -96,7 +96,7 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
         "serves-every-walk": "a miniature serves every walk on the CPU",
         "outputs-as-declared": "outputs have the declared type, rate and shape",
     },
-    ("bronze", "ports"): {
+    ("bronze", "outputs.ports"): {
         "ports-as-declared": "nodes return the ports that edges take, with the declared dtypes and shapes",
     },
     ("bronze", "people"): {
@@ -120,7 +120,7 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
     ("silver", "light"): {
         "key-map": "every published weight has a place in the model or is left out on purpose, and no place stays empty"
     },
-    ("gold", "gold"): {
+    ("gold", "outputs.gold"): {
         "reference": "answers equal those of the plugin's reference, an independent computation",
         "reference-batched": "so do those of requests of mixed lengths in one batch",
         "reference-chunked": "so do those of prompts that are read in pieces",

@@ -40,7 +40,7 @@ def ports_as_declared(subject: Subject) -> None:
 
 @dataclass(slots=True)
 class Border:
-    """What one node returned. faults: by port, one each. seen: ports of all forwards."""
+    """Outputs of one node so far. faults: by port, one each. seen: ports of all forwards."""
 
     node: NodeSpec
     faults: dict[str, str] = field(default_factory=dict)
