@@ -216,6 +216,16 @@ def test_a_video_goes_on_after_a_death(
     assert done.status == "completed"
     assert progress == sorted(progress)  # it begins at the saved step
     assert content(client, video.id) == undisturbed
+    if process.startswith("worker"):  # the first noise and the rest of the steps; all would be one more
+        until(lambda: 0 < _steps(server) <= LONG["num_inference_steps"], "telemetry of a part of the steps")
+
+
+def _steps(server: Deployment) -> float:
+    """Return the calls of the solver since the start of the worker."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return next(
+        (float(line.split()[-1]) for line in lines if line.startswith('mstar_step_seconds_count{node="solver"')), 0
+    )
 
 
 def _retried(client: openai.OpenAI, video_id: str, progress: list[int]) -> Any:
