@@ -147,7 +147,7 @@ def test_a_bug_saves_its_traceback_and_shows_the_path(
     assert "Traceback" in cli("--debug", "version").err
 
 
-@pytest.mark.parametrize(("word", "meant"), [("statu", "ps"), ("status", "ps"), ("stop", "down"), ("serve", "up")])
+@pytest.mark.parametrize(("word", "meant"), [("statu", "ps"), ("status", "ps"), ("stop", "down"), ("start", "up")])
 def test_words_of_other_tools_lead_to_a_command(word: str, meant: str, cli: Cli) -> None:
     assert f"did you mean {meant!r}?" in cli(word).err
 
@@ -186,7 +186,7 @@ def test_completion_knows_the_verbs_and_never_prints_an_error(
     with pytest.raises(SystemExit) as ended:
         main.run([])
     assert ended.value.code == 0
-    assert capsys.readouterr().out.split() == ["plugins"]
+    assert capsys.readouterr().out.split() == ["plan", "plugins"]
 
 
 @pytest.mark.parametrize(
