@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mstar_core.host.gpu_locks import Holder, gpu_holder
+from mstar_core.host.gpu_locks import Holder, gpu_holders
 from mstar_core.host.hardware.gpus import Gpu, gpus
 from mstar_core.host.hardware.memory import MEMINFO, memory_facts
 from mstarctl.output.table import Column, render_table
@@ -28,17 +28,20 @@ BUSY_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGpu:
-    """One GPU. free, total: bytes. holder: the deployment that has locked it."""
+    """One GPU. free, total: bytes. holder: a deployment that has locked it. shares: those that share its memory."""
 
     index: int
     product: str
     free: int
     total: int
     holder: Holder | None = None
+    shares: tuple[Holder, ...] = ()
 
     @property
     def user(self) -> str:
-        """Return the holder, or that other processes use its memory; empty for a free GPU."""
+        """Return the holder or the shares, or that other processes use its memory; empty for a free GPU."""
+        if self.shares:
+            return ", ".join(f"{each.name or 'another'} {size_text(each.held_bytes or 0)}" for each in self.shares)
         if self.holder is not None:
             return str(self.holder).removeprefix("deployment ").replace("'", "")
         used = self.total - self.free
@@ -66,16 +69,19 @@ def read_host(present: Sequence[Gpu] | None = None, meminfo: Path = MEMINFO) -> 
         cores=len(os.sched_getaffinity(0)),
         memory_free=free,
         memory_total=total,
-        gpus=tuple(
-            HostGpu(
-                index=index,
-                product=gpu.name,
-                free=gpu.free,
-                total=gpu.total,
-                holder=gpu_holder(gpu.uuid or f"nvidia{index}"),
-            )
-            for index, gpu in enumerate(devices)
-        ),
+        gpus=tuple(_host_gpu(index, gpu) for index, gpu in enumerate(devices)),
+    )
+
+
+def _host_gpu(index: int, gpu: Gpu) -> HostGpu:
+    holders = gpu_holders(gpu.uuid or f"nvidia{index}")
+    return HostGpu(
+        index=index,
+        product=gpu.name,
+        free=gpu.free,
+        total=gpu.total,
+        holder=next(iter(holders), None),
+        shares=tuple(each for each in holders if each.held_bytes is not None),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from mstar_core.errors import NotFound, did_you_mean
-from mstar_core.host.gpu_locks import gpu_holder
+from mstar_core.host.gpu_locks import gpu_holders
 from mstar_core.host.hardware.gpus import gpus
 from mstarctl.client import Known
 from mstarctl.output import duration_text, size_text
@@ -88,11 +88,13 @@ def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
         raise missing("gpu", index, items, "this host" if known is None else known.name)
     gpu_facts = items[index]
     is_remote = bool(gpu_facts.get("host"))  # locks are files of that host
-    holder = None if is_remote else gpu_holder(str(gpu_facts.get("uuid") or f"nvidia{index}"))
+    holders = [] if is_remote else gpu_holders(str(gpu_facts.get("uuid") or f"nvidia{index}"))
+    holder = next(iter(holders), None)
     return {
         **gpu_facts,
         "name": index,
         "product": gpu_facts.get("name"),
+        "shares": {each.name: each.held_bytes for each in holders if each.held_bytes is not None},
         "held_by": None if holder is None else {"pid": holder.pid, "deployment": holder.name, "user": holder.user},
     }
 

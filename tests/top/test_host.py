@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
+from mstar_core.host.gpu_locks import FOLDER_VARIABLE, MemoryClaim, acquire_gpus, release
 from mstar_core.host.hardware.gpus import Gpu
 from mstarctl.client.store import Store
 from mstarctl.objects.host import host_lines, read_host
@@ -49,6 +51,16 @@ def test_ps_names_the_holder_of_each_gpu_and_free_memory(found: HostView) -> Non
     assert head.split() == ["GPU", "PRODUCT", "FREE", "TOTAL", "HELD", "BY"]
     assert "speech (pid " in rows[0] and "20.0 GiB" in rows[0]
     assert "other processes, 40.0 GiB" in rows[1] and rows[2].endswith("free")
+
+
+def test_ps_names_the_shares_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    claims = {"GPU-a": MemoryClaim(device="cuda:0", need_bytes=20 * GIB, total_bytes=140 * GIB)}
+    held = [acquire_gpus({"cuda:0": "GPU-a"}, name, claims) for name in ("omni", "speech")]
+    host = read_host([Gpu(name="NVIDIA H200", driver="580", free=90 * GIB, total=140 * GIB, uuid="GPU-a")])
+    assert list(host_lines(host))[2].endswith("omni 20.0 GiB, speech 20.0 GiB")
+    for each in held:
+        release(each)
 
 
 @pytest.mark.parametrize("size", [(140, 40), (120, 34), (80, 24), (40, 12)])
