@@ -44,7 +44,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "20 gigs", "0", "0%", "101%", "-1", "1e9", "5iB"])
 def test_other_texts_are_no_budget(text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parse_budget(text)
     assert parse_budget("25%").of(80) == 20 and parse_budget("auto").of(80) is None
 
