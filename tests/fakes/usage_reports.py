@@ -48,7 +48,7 @@ class UsageReports:
         app.router.add_get("/v1/requests", self._requests)
         app.router.add_get("/v1/requests/{id}", self._request)
         app.router.add_get("/v1/watch", self._watch)
-        runner = web.AppRunner(app, shutdown_timeout=0.0)
+        runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
         await runner.setup()
         await web.UnixSite(runner, str(path)).start()
         try:

@@ -143,8 +143,8 @@ class GatewayWorker:
         await runner.cleanup()
         await admin_runner.cleanup()
         await self.door.close()
+        await self.gate.close()  # reads the last reports, so before the deployments end
         await self.fleet.close(is_final=self.is_final)
-        await self.gate.close()
         gc.unfreeze()
 
     async def _limited(self, request: web.BaseRequest) -> web.StreamResponse:

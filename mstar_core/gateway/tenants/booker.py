@@ -24,6 +24,9 @@ from mstar_core.observe.frames import RequestStatus
 
 RETRY_S: Final = 1.0
 SWEEP_S: Final = 1.0
+AGAIN_S: Final = 0.1
+"""Interval of the reports of processes to their supervisor."""
+
 LATE_S: Final = 5.0
 """Time after the end of a request in which its report arrives by itself; then its deployment is asked for it."""
 
@@ -80,15 +83,18 @@ class Booker:
         self._tasks.clear()
 
     async def catch_up(self, limit_s: float) -> None:
-        """Read the reports of all followed deployments once more, for at most `limit_s`."""
+        """Read the reports of all followed deployments until their closed requests are settled, at most `limit_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await asyncio.gather(*(self._read_all(name) for name in self._tasks))
+                closed = partial(books.unsettled, closed_before=self._clock() + 1.0)
+                while any(each.deployment in self._tasks for each in await self._writer.call(closed)):
+                    await asyncio.gather(*(self._read_all(name) for name in self._tasks))
+                    await asyncio.sleep(AGAIN_S)
 
     async def sweep(self) -> None:
         """Settle requests whose report is late: their deployment is asked, and else their usage is unknown."""
         now = self._clock()
-        for each in await self._writer.call(partial(books.pending, closed_before=now - LATE_S)):
+        for each in await self._writer.call(partial(books.unsettled, closed_before=now - LATE_S)):
             if each.deployment:
                 self.follow(each.deployment)
             await self._settle(each, now)

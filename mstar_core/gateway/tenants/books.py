@@ -228,7 +228,7 @@ def settle(db: sqlite3.Connection, number: int, *, is_unknown: bool = False) -> 
     _count(db, row.place, errors=int(is_error), unknown=int(is_unknown))
 
 
-def pending(db: sqlite3.Connection, closed_before: float) -> Sequence[UnsettledRequest]:
+def unsettled(db: sqlite3.Connection, closed_before: float) -> Sequence[UnsettledRequest]:
     """Return requests that were closed before a time and are not settled."""
     rows = db.execute(
         "SELECT number, request, deployment, admitted, closed, status FROM journal"

@@ -152,7 +152,7 @@ def test_errors_are_those_that_the_client_saw(db: sqlite3.Connection, status: in
     transact(db, lambda db: books.close(db, number, status, NOW))
     book(db, report("r", 1))
     assert totals(db)["errors"] == errors
-    assert transact(db, lambda db: books.pending(db, NOW + 1)) == []
+    assert transact(db, lambda db: books.unsettled(db, NOW + 1)) == []
 
 
 def test_forgotten_requests_stay_in_the_totals(db: sqlite3.Connection) -> None:

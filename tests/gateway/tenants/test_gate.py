@@ -171,6 +171,7 @@ async def test_a_request_that_leaves_while_it_waits_gives_everything_back(socket
         assert opened.waiting("m") == 0
         await until(lambda: totals(sockets)["requests"] == 1)
         third = asyncio.create_task(opened.admit(facts("third", key)))
+        reports.report("first")
         first.close(200)
         assert (await third).tenant == "acme"
 
@@ -196,6 +197,7 @@ async def test_waiting_requests_run_in_the_fair_order_of_tenants(sockets: Path, 
         await until(lambda: opened.waiting("m") == 20)
         few = [asyncio.create_task(request(number, "modest")) for number in range(3)]
         await until(lambda: opened.waiting("m") == 23)
+        reports.report("first")
         first.close(200)
         await asyncio.gather(*many, *few)
         assert max(index for index, tenant in enumerate(order) if tenant == "modest") <= 6
@@ -223,6 +225,17 @@ async def test_the_last_reports_are_read_before_the_gateway_ends(sockets: Path, 
             await until(lambda: opened.capacity("m") == 4)
             permit.close(200)
             reports.report("r", tokens=5)
+        assert totals(sockets)["output_tokens"] == 5
+
+
+async def test_a_gateway_that_ends_waits_for_reports_that_are_on_their_way(sockets: Path, clock: Clock) -> None:
+    reports = UsageReports()
+    async with reports.serve(sockets / "fake.sock"):
+        async with gate(sockets, clock) as opened:
+            permit = await opened.admit(facts("r"))
+            permit.forwarded(REPLICA)
+            permit.close(200)
+            asyncio.get_running_loop().call_later(0.3, lambda: reports.report("r", tokens=5))
         assert totals(sockets)["output_tokens"] == 5
 
 
