@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from PIL import Image
 
+from mstarctl.client import AdminClient
 from tests.fakes.ports import free_port
 
 MSTARCTL = Path(sys.executable).with_name("mstarctl")
@@ -47,14 +51,23 @@ class ServedModels:
             [str(MSTARCTL), *words], env=self.environment, capture_output=True, text=True, timeout=200, check=False
         )
 
-    def usage_once(self, models: set[str]) -> dict[str, Any]:
-        """Return the usage of each model once all have been booked, which takes some frames of telemetry."""
+    def usage(self) -> dict[str, Any]:
+        """Return the usage by model."""
+        items = json.loads(self.mstarctl("usage", "--by", "model", "-o", "json").stdout)["items"]
+        return {item["model"]: item for item in items}
+
+    def usage_once(self, is_whole: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the usage once it fulfils a condition; reports take some frames of telemetry."""
         for _ in range(60):
-            items = json.loads(self.mstarctl("usage", "--by", "model", "-o", "json").stdout)["items"]
-            used = {item["model"]: item for item in items}
-            if all(used.get(name, {}).get("input_tokens") or used.get(name, {}).get("audio_in_s") for name in models):
+            if is_whole(used := self.usage()):
                 return used
-        raise AssertionError(items)
+        raise AssertionError(used)
+
+    def worker(self) -> int:
+        """Return the pid of the gateway's worker."""
+        socket = Path(self.environment["MSTAR_RUNTIME_DIR"], ".gateways", "gateway", "admin.sock")
+        with AdminClient(socket) as admin:
+            return int(admin.head()["worker"])
 
     def states(self) -> dict[str, str]:
         """Return the state of each model."""
@@ -137,8 +150,33 @@ async def test_usage_is_what_the_deployments_report(client: openai.AsyncOpenAI, 
     assert answer.usage is not None
     await client.audio.transcriptions.create(model="ears", file=("a.wav", io.BytesIO(await speak(client))))
     await draw(client)
-    used = await asyncio.to_thread(served.usage_once, {"llm", "ears", "voice", "brush"})
+
+    def is_whole(used: dict[str, Any]) -> bool:
+        figures = {"llm": "output_tokens", "ears": "audio_in_s", "voice": "audio_out_s", "brush": "images"}
+        return all(used.get(model, {}).get(figure) for model, figure in figures.items())
+
+    used = await asyncio.to_thread(served.usage_once, is_whole)
     assert used["llm"]["input_tokens"] >= answer.usage.prompt_tokens
     assert used["llm"]["output_tokens"] >= answer.usage.completion_tokens
-    assert used["voice"]["audio_out_s"] > 0 and used["ears"]["audio_in_s"] > 0 and used["brush"]["images"] > 0
     assert sum(item["unknown"] for item in used.values()) == 0
+
+
+async def test_a_killed_gateway_loses_no_usage(client: openai.AsyncOpenAI, served: ServedModels) -> None:
+    """The worker dies in the middle of an answer; the next one books what the deployment had generated."""
+    nothing = {"requests": 0, "output_tokens": 0, "unknown": 0}
+    before = (await asyncio.to_thread(served.usage)).get("llm", nothing)
+    stream = await client.chat.completions.create(
+        model="llm", messages=[{"role": "user", "content": "count"}], stream=True, max_tokens=500
+    )
+    await anext(aiter(stream))
+    os.kill(await asyncio.to_thread(served.worker), signal.SIGKILL)
+    with contextlib.suppress(openai.APIError, httpx.HTTPError):  # the answer may have ended at the same moment
+        async for _ in stream:
+            pass
+
+    def is_whole(used: dict[str, Any]) -> bool:
+        now = used.get("llm", nothing)
+        return bool(now["output_tokens"] > before["output_tokens"] and not now["running"])
+
+    after = (await asyncio.to_thread(served.usage_once, is_whole))["llm"]
+    assert after["requests"] == before["requests"] + 1 and after["unknown"] == before["unknown"] == 0

@@ -87,9 +87,13 @@ class Booker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 closed = partial(books.unsettled, closed_before=self._clock() + 1.0)
-                while any(each.deployment in self._tasks for each in await self._writer.call(closed)):
+                while any(self._is_due(each) for each in await self._writer.call(closed)):
                     await asyncio.gather(*(self._read_all(name) for name in self._tasks))
                     await asyncio.sleep(AGAIN_S)
+
+    def _is_due(self, each: UnsettledRequest) -> bool:
+        """Return whether a report of a request must be on its way."""
+        return each.deployment in self._tasks and not each.is_refused
 
     async def sweep(self) -> None:
         """Settle requests whose report is late: their deployment is asked, and else their usage is unknown."""
@@ -125,8 +129,7 @@ class Booker:
                 await self._writer.call(partial(books.book, reports=reports))
             return
         # A deployment that ran all the time knows every request that it began, so this one has used nothing.
-        is_refused = each.status is not None and each.status >= 400 and each.status != books.CLIENT_LEFT
-        is_unknown = not is_remembered and not is_refused
+        is_unknown = not is_remembered and not each.is_refused
         await self._writer.call(partial(books.settle, number=each.number, is_unknown=is_unknown))
 
     async def _follow(self, deployment: str) -> None:

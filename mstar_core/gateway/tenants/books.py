@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsettledRequest:
-    """A closed request of which no report has come. closed: when that was."""
+    """A closed request of which no report has come. status: that the client saw, None if the gateway died before."""
 
     number: int
     request: str
@@ -49,6 +49,11 @@ class UnsettledRequest:
     admitted: float
     closed: float
     status: int | None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its deployment may have refused it, and then has no report of it."""
+        return self.status is not None and self.status >= 400 and self.status != CLIENT_LEFT
 
 
 @dataclass(frozen=True, slots=True)
