@@ -13,6 +13,7 @@ from docs_admin import ADMIN_PARTS
 from docs_cli import cli_page
 from docs_http import HTTP_PARTS
 from docs_metrics import METRIC_FILES, METRIC_PARTS
+from docs_plugins import PLUGIN_FILES
 from docs_top import TOP_FILES, TOP_PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,6 +232,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 FILES: dict[str, Callable[[], str]] = {
     **METRIC_FILES,
+    **PLUGIN_FILES,
     **TOP_FILES,
     "docs/wire/schema.json": wire_schema,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -61,6 +62,15 @@ def test_generated_parts_are_current_and_links_lead_somewhere() -> None:
     command = [sys.executable, "scripts/docs.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", ["docs/plugins.md", "docs/plugin-cookbook.md", "docs/plugin-reference.md"])
+def test_examples_for_authors_are_python(page: str) -> None:
+    found = FENCE.finditer((ROOT / page).read_text(encoding="utf-8"))
+    examples = [match["text"] for match in found if match["kind"] == "py"]
+    assert examples
+    for text in examples:
+        ast.parse(text)
 
 
 def test_a_stale_file_is_told_and_left_alone() -> None:
