@@ -40,8 +40,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     time (seconds since the epoch) and log. hosts: number of hosts, 0 for the supervisor's alone. sessions: those of
     clients that have not ended. realtime_sessions: open, or waiting for their client; realtime_interrupts: of their
     answers by speech since the api started. pages_leased: cached pages under the leases of sessions. asleep: nodes that
-    sleep; sleep_level: 1 or 2, 0 if none does. given_back: bytes of devices that ranks have given back. wakes: number
-    of them; slept_at, woke_at: of the last sleep and wake (seconds since the epoch).
+    sleep; sleep_level: 1 or 2, 0 if none does. given_back_bytes: of the devices of all ranks. wakes:
+    number of them; slept_at, woke_at: of the last sleep and wake (seconds since the epoch).
     """
 
     name: str
@@ -90,7 +90,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     last_failure: dict[str, Any] | None = None
     asleep: list[str] = []
     sleep_level: int = 0
-    given_back: int = 0
+    given_back_bytes: int = 0
     wakes: int = 0
     slept_at: float | None = None
     woke_at: float | None = None
@@ -104,7 +104,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     process on its device, weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
     follows: nodes of which it computes a share for the leader of its tensor-parallel group. group: ranks of that group,
     the leader first; epoch: starts of the group; plans: frames of plans that a follower has carried out.
-    asleep: nodes that sleep; given_back: bytes of the device that they have given back; kept: of host memory.
+    asleep: nodes that sleep; given_back_bytes: of the device; kept_bytes: of host memory, for their weights.
     """
 
     rank: int
@@ -133,8 +133,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int = 0
     plans: int = 0
     asleep: list[str] = []
-    given_back: int = 0
-    kept: int = 0
+    given_back_bytes: int = 0
+    kept_bytes: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -158,7 +158,7 @@ class Follower:
         self.attend(now)
         if now >= self.next_report and self.receiver.sequence != self.reported:
             self.next_report, self.reported = now + REPORT_S, self.receiver.sequence
-            self.life.telemetry({"plans": self.reported, **device_memory()})
+            self.life.telemetry({"plans": self.reported, **device_memory(self.sleep.placed_bytes)})
 
     def attend(self, now: float) -> None:
         """Handle messages and answer the supervisor, unless that was done a moment ago."""

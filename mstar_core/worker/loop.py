@@ -96,6 +96,7 @@ class Worker:
             leftovers=self.leftovers,
             peer_memory=self.peer_memory,
             shown=self.shown,
+            placed_bytes=lambda: self.sleep.placed_bytes,
         )
 
     def run(self) -> None:

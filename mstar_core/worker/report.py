@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -106,6 +106,7 @@ class Report:
     """Telemetry of a worker. Owned by its loop.
 
     shown: runner -> cache branch under whose name it reports, where the deployment places only the branch on this rank.
+    placed_bytes: returns the device memory outside the allocator of PyTorch.
     has_news: something changed since the last batch. due: earliest time of the next one. delayed_since: first turn in
     which a due report was delayed, or None.
     """
@@ -132,6 +133,7 @@ class Report:
     memory: dict[str, float] = field(default_factory=dict)
     next_memory: float = 0.0
     waits: Waits = field(default_factory=Waits)
+    placed_bytes: Callable[[], int] = int
 
     def send(self, now: float, *, is_busy: bool = False) -> None:
         """Send the changes if a report is due. is_busy: this turn had other work."""
@@ -244,17 +246,20 @@ class Report:
         """Return the device memory of this process, read once a second."""
         if now >= self.next_memory:
             self.next_memory = now + MEMORY_S
-            self.memory = device_memory()
+            self.memory = device_memory(self.placed_bytes())
         return self.memory
 
 
-def device_memory() -> dict[str, float]:
-    """Return the device memory of this process for telemetry; empty on a CPU."""
+def device_memory(placed_bytes: int = 0) -> dict[str, float]:
+    """Return the device memory of this process for telemetry; empty on a CPU.
+
+    placed_bytes: of memory outside the allocator of PyTorch.
+    """
     if not torch.cuda.is_initialized():
         return {}
     device = torch.cuda.current_device()
     return {
-        "memory_used": torch.cuda.memory_reserved(device),
+        "memory_used": torch.cuda.memory_reserved(device) + placed_bytes,
         "memory_total": torch.cuda.get_device_properties(device).total_memory,
     }
 

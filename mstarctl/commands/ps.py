@@ -239,7 +239,7 @@ def item_of(known: Known) -> dict[str, Any]:
         "cordoned": known.head.get("cordoned") or [],
         "asleep": known.head.get("asleep") or [],
         "sleep_level": known.head.get("sleep_level"),
-        "given_back": known.head.get("given_back"),
+        "given_back_bytes": known.head.get("given_back_bytes"),
         "cause": known.cause,
         "last_failure": known.last_failure,
         "log_dir": known.head.get("log_dir") or (None if known.log_dir is None else str(known.log_dir)),
@@ -274,7 +274,7 @@ def asleep_text(head: dict[str, Any]) -> str:
     if head.get("phase"):
         return _progress(head)
     what = "" if head.get("state") == "sleeping" else f"{', '.join(head['asleep'])} asleep: "
-    return f"{what}level {head.get('sleep_level')}, {size_text(int(head.get('given_back') or 0))} free"
+    return f"{what}level {head.get('sleep_level')}, {size_text(int(head.get('given_back_bytes') or 0))} free"
 
 
 def _progress(head: dict[str, Any]) -> str:

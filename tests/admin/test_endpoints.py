@@ -166,10 +166,10 @@ async def test_a_sleep_names_the_requests_that_refuse_it_and_shows_in_the_head(a
     assert (refused["code"], refused["detail"]) == ("busy", "r-1, r-2")
     await admin.post("/v1/deployment/sleep", json={"level": 2, "nodes": ["LLM"], "wait": 1})
     head = await admin.get("/v1/")
-    assert (head["asleep"], head["sleep_level"], head["given_back"]) == (["LLM"], 2, 300)
+    assert (head["asleep"], head["sleep_level"], head["given_back_bytes"]) == (["LLM"], 2, 300)
     assert head["sleep"]["kept"] == {"worker-0": 200} and not head["sleep"]["is_whole"]
     rank = (await admin.get("/v1/snapshot"))["ranks"]["0"]
-    assert (rank["asleep"], rank["given_back"], rank["kept"]) == (["LLM"], 300, 200)
+    assert (rank["asleep"], rank["given_back_bytes"], rank["kept_bytes"]) == (["LLM"], 300, 200)
     assert (await admin.post("/v1/deployment/wake", 404, json={"nodes": ["LLN"]}))["hint"] == "did you mean 'LLM'?"
     assert (await admin.post("/v1/deployment/wake", 400, json={"nodes": [3]}))["code"] == "usage"
     await admin.post("/v1/deployment/wake")

@@ -67,10 +67,10 @@ def test_addresses_stay_and_an_engine_draws_the_same_ids(level: int, chunk_bytes
     tensors = [*module.parameters(), *engine.node_memory().scratch]
     addresses, whole = [tensor.data_ptr() for tensor in tensors], sum(memory.mapped.values())
     assert all(any(at <= each < at + size for at, size in memory.mapped.items()) for each in addresses)
-    assert sleeper.mapped_bytes == whole
+    assert sleeper.placed_bytes == whole
     engine.sleeps()
     assert sleeper.pause("LM", level) == whole
-    assert not memory.mapped and not sleeper.mapped_bytes
+    assert not memory.mapped and not sleeper.placed_bytes
     assert sleeper.resume(["LM"], loaded_again(module, TinyLM(), sleeper.dropped(["LM"]))) == whole
     assert sum(memory.mapped.values()) == whole
     assert [tensor.data_ptr() for tensor in tensors] == addresses

@@ -45,7 +45,7 @@ def test_graphs_captured_before_a_sleep_replay_after_it(level: int, cuda: torch.
     free = torch.cuda.mem_get_info(cuda)[0]
     freed = sleeper.pause("n", level)
     assert freed >= layer.weight.nbytes + pool.nbytes
-    assert torch.cuda.mem_get_info(cuda)[0] - free == freed
+    assert torch.cuda.mem_get_info(cuda)[0] - free >= freed
     sleeper.resume(["n"], loaded_again(layer, again, sleeper.dropped(["n"])))
     assert (layer.weight.data_ptr(), pool.data_ptr()) == addresses
     y.zero_()
@@ -76,7 +76,7 @@ async def test_a_request_wakes_a_gpu_and_gets_the_same_speech(sleepable: Deploym
     before = await said(sleepable)
     free = torch.cuda.mem_get_info()[0]
     head = await asyncio.to_thread(order, sleepable, "sleep", **body)
-    assert torch.cuda.mem_get_info()[0] - free >= 0.95 * head["given_back"] > 0
+    assert torch.cuda.mem_get_info()[0] - free >= 0.95 * head["given_back_bytes"] > 0
     assert await said(sleepable) == before
-    assert sleepable.admin("/v1/")["given_back"] == 0
+    assert sleepable.admin("/v1/")["given_back_bytes"] == 0
     sleepable.assert_clean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
 from tests.runtime.client import SURE, new_client, request, speak
 from tests.runtime.deployment import LLM, SNAC, Deployment, until
+from tests.runtime.test_sleep import order
 
 SHORT = request(**SURE, max_output_tokens=60)
 TP2 = Plan(
@@ -51,3 +53,15 @@ def test_ranks_show_their_group(deployment: Deployment) -> None:
     assert ranks["1"]["follows"] == [LLM] and ranks["1"].get("nodes", []) == [] and ranks["1"]["state"] == "ready"
     assert ranks["0"]["epoch"] == ranks["1"]["epoch"] >= 1
     assert until(lambda: deployment.snapshot()["ranks"]["1"].get("plans", 0), "plans of the follower") > 0
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_group_sleeps_and_wakes_as_one(deployment: Deployment, level: int) -> None:
+    before = await serves(deployment)
+    head = await asyncio.to_thread(order, deployment, "sleep", level=level, nodes=[LLM])
+    ranks = deployment.snapshot()["ranks"]
+    assert head["asleep"] == ranks["0"]["asleep"] == ranks["1"]["asleep"] == [LLM]
+    assert (ranks["0"]["state"], ranks["1"]["state"]) == ("ready", "sleeping")
+    assert ranks["0"]["given_back_bytes"] and ranks["1"]["given_back_bytes"]
+    assert await serves(deployment) == before
+    assert deployment.admin("/v1/")["asleep"] == []

@@ -50,15 +50,15 @@ async def test_a_request_wakes_a_deployment_and_gets_the_same_answer(slept: Depl
     assert (head["state"], head["sleep_level"], head["asleep"]) == ("sleeping", level, [LLM, SNAC])
     ranks = slept.snapshot()["ranks"]
     assert {rank["state"] for rank in ranks.values()} == {"sleeping"}
-    assert all(rank["given_back"] > 0 for rank in ranks.values())
-    assert head["given_back"] == sum(rank["given_back"] for rank in ranks.values())
-    assert all((rank["kept"] > 0) == (level == 1) for rank in ranks.values())
+    assert all(rank["given_back_bytes"] > 0 for rank in ranks.values())
+    assert head["given_back_bytes"] == sum(rank["given_back_bytes"] for rank in ranks.values())
+    assert all((rank["kept_bytes"] > 0) == (level == 1) for rank in ranks.values())
     async with new_client(slept.url) as client:
         assert (await client.get("/ready")).json()["status"] == "sleeping"
     assert "sleeping" in slept.shown("ps")
     assert await said(slept) == before
     head = slept.admin("/v1/")
-    assert (head["state"], head["asleep"], head["given_back"], head["sleep_level"]) == ("ready", [], 0, 0)
+    assert (head["state"], head["asleep"], head["given_back_bytes"], head["sleep_level"]) == ("ready", [], 0, 0)
     assert head["woke_at"] >= head["slept_at"]
     slept.assert_clean()
 

@@ -53,7 +53,7 @@ async def test_a_deployment_gives_its_memory_back_and_takes_it_again(logged_spec
         assert supervisor._pause  # new requests wait
         supervisor.publisher.refresh(now_all=True)
         ranks = supervisor.ranks()
-        assert [(r.state, r.given_back, r.kept) for r in ranks.values()] == [("sleeping", 100, 60)] * 2
+        assert [(r.state, r.given_back_bytes, r.kept_bytes) for r in ranks.values()] == [("sleeping", 100, 60)] * 2
         assert (await event(supervisor, "deployment.sleeps"))["freed"] == 200
         with pytest.raises(StateConflict, match="the deployment sleeps"):
             supervisor.drain()

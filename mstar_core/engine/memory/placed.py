@@ -51,7 +51,7 @@ class PlacedSleeper(Sleeper):
         self._chunk = max(chunk_bytes, memory.granularity) // memory.granularity * memory.granularity
 
     @property
-    def mapped_bytes(self) -> int:
+    def placed_bytes(self) -> int:
         """Bytes of the device that all regions have now."""
         return sum(region.mapped for region in self._regions if isinstance(region, PlacedRegion))
 

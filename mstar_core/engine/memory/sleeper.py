@@ -80,6 +80,11 @@ class Sleeper(ABC):
         return sum(region.kept_bytes for region in self._regions)
 
     @property
+    def placed_bytes(self) -> int:
+        """Bytes of the device that regions have outside the allocator of PyTorch."""
+        return 0
+
+    @property
     def asleep_bytes(self) -> int:
         """Bytes of the device that sleeping regions have given back."""
         return sum(region.size_bytes for region in self._regions if region.is_asleep)

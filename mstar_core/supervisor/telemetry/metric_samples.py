@@ -80,8 +80,8 @@ def socket_samples(store: HubState, state: str, watchers: int) -> Iterator[Metri
     yield from samples("mstar_rank_busy", {key: rank.busy for key, rank in placed.items()})
     yield from samples("mstar_rank_requests", {key: rank.requests for key, rank in placed.items()})
     yield from samples("mstar_rank_memory_bytes", _memory(placed))
-    yield from samples("mstar_rank_given_back_bytes", {key: rank.given_back for key, rank in placed.items()})
-    yield from samples("mstar_rank_kept_bytes", {key: rank.kept for key, rank in placed.items()})
+    yield from samples("mstar_rank_given_back_bytes", {key: rank.given_back_bytes for key, rank in placed.items()})
+    yield from samples("mstar_rank_kept_bytes", {key: rank.kept_bytes for key, rank in placed.items()})
     yield from samples("mstar_wakes", {(): store.deployment.wakes})
     yield from samples("mstar_rank_shm_bytes", {key: rank.shm_bytes for key, rank in placed.items()})
     grouped = {key: rank for key, rank in ranks.items() if rank.group}

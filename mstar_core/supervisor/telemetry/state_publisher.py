@@ -399,8 +399,8 @@ class StatePublisher:
                 epoch=child.incarnation if child is not None and group is not None else 0,
                 plans=int(values.get(f"{follower_name(plan.rank)}.plans", 0)),
                 asleep=sorted(asleep.nodes),
-                given_back=asleep.freed,
-                kept=asleep.kept,
+                given_back_bytes=asleep.freed,
+                kept_bytes=asleep.kept,
             )
             self.hub.put("ranks", str(plan.rank), rank)
         placed = {str(plan.rank) for plan in self._view.spec.plan.ranks}
@@ -522,7 +522,7 @@ class StatePublisher:
             last_failure=view.last_failure,
             asleep=view.sleep.nodes,
             sleep_level=view.sleep.level,
-            given_back=view.sleep.freed,
+            given_back_bytes=view.sleep.freed,
             wakes=view.sleep.wakes,
             slept_at=view.sleep.slept_at,
             woke_at=view.sleep.woke_at,

@@ -112,6 +112,11 @@ class RankSleep:
         """Whether a node sleeps or an order is being carried out: then no deferred work may touch any node."""
         return bool(self.asleep) or self.is_working
 
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes of the device that the nodes have outside the allocator of PyTorch."""
+        return 0 if self.sleeper is None else self.sleeper.placed_bytes
+
     def begin(self, message: Sleep | Wake, busy: Busy) -> None:
         """Begin to carry out an order, or refuse it."""
         self._orders.append((message, busy, self.clock()))

@@ -124,7 +124,7 @@ def _first(view: View, width: int, size: int) -> Line:
     phase = f" {safe(head.phase)}{share}" if head.phase and head.state in ("starting", "sleeping") else ""
     if head.asleep and not phase:
         what = "" if head.state == "sleeping" else f"{', '.join(map(safe, head.asleep))} asleep, "
-        phase = f" {what}level {head.sleep_level}, {size_text(head.given_back)} free"
+        phase = f" {what}level {head.sleep_level}, {size_text(head.given_back_bytes)} free"
     name = name + line((phase, "accent"), (f" {age}" if age else "", "dim"))
     end = link_mark(view) + line(" ")
     gap = "   " if size >= NORMAL else "  "

@@ -87,3 +87,22 @@ def test_a_cordon_needs_one_rank(words: list[str]) -> None:
 def test_the_name_before_a_rank_may_be_left_out() -> None:
     assert name_and_rank(["3"]) == (None, 3)
     assert name_and_rank(["fake", "rank/3"]) == ("fake", 3)
+
+
+def test_a_deployment_sleeps_and_wakes_by_command(tool: Cli, start: Launch) -> None:
+    wait_ready(start(max_concurrent_requests=4), nothing)
+    slept = tool("sleep", "fake", "--level", "2", "-o", "json")
+    assert slept.code == 0 and slept.items[0]["state"] == "sleeping"
+    assert slept.items[0]["sleep"]["freed"] == {"worker-0": 100}
+    assert "fake sleeps at level 2: 100 B of its devices are free" in slept.err
+    assert "sleeping" in tool("ps").out and "level 2, 100 B free" in tool("ps").out
+    assert "given_back       100 B" in tool("describe", "rank/0").out
+    refused = tool("restart", "--rolling")
+    assert (refused.code, "mstarctl wake fake" in refused.err) == (ExitCode.UNREACHABLE, True)
+    unknown = tool("wake", "--nodes", "LLN")
+    assert (unknown.code, "did you mean 'LLM'" in unknown.err) == (ExitCode.NOT_FOUND, True)
+    woken = tool("wake", "-o", "json")
+    assert (woken.code, woken.items[0]["state"]) == (0, "ready")
+    again = tool("wake")
+    assert (again.code, "nothing sleeps" in again.err) == (ExitCode.UNREACHABLE, True)
+    assert tool("sleep", "--level", "3").code == ExitCode.USAGE
