@@ -23,6 +23,7 @@ from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.units import counted
 from mstarctl.serve.gateway import NAME, StartedGateway, ending, find_gateway, start_gateway, wait_serving
+from mstarctl.start.service.notify import READY, STOPPING, notify
 from mstarctl.start.target import parse_set
 
 COLUMNS: Final = (
@@ -99,6 +100,7 @@ def up(
     if printer.is_machine:
         printer.item("gateway", head, "")
     if not is_detached:
+        notify(READY, f"serves on {serve.host}:{serve.port}")
         _attached(started, printer)
 
 
@@ -123,6 +125,7 @@ def _attached(started: StartedGateway, printer: Printer) -> None:
                 started.process.wait()
             except KeyboardInterrupt:
                 presses += 1
+                notify(STOPPING)
                 printer.say("\nstopping now" if presses > 1 else "\ndraining; Ctrl-C again stops now")
                 with suppress(Unreachable), AdminClient.of(started.run) as admin:
                     admin.act("stop", **({"now": 1} if presses > 1 else {}))

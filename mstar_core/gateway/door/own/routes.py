@@ -40,7 +40,8 @@ class OwnRoutes:
         self, request: web.BaseRequest, parts: PathParts, key: str | None, peer: str, *, is_draining: bool
     ) -> web.StreamResponse | None:
         """Return the answer of a route of the gateway, None for a request that is forwarded."""
-        if request.method not in ("GET", "HEAD") or "Upgrade" in request.headers:
+        is_socket = request.headers.get("Upgrade", "").lower() == "websocket"  # others, such as h2c, are optional
+        if request.method not in ("GET", "HEAD") or is_socket:
             return None
         if parts.model is not None:
             return self._page_of(parts, parts.model) if parts.path == "/" else None

@@ -209,3 +209,10 @@ async def test_a_tenant_lists_and_reads_only_what_it_has_made(opened: Opened) ->
     ]
     assert (await gateway.json("GET", "/v1/videos/video_3", headers=a2))[0] == 200
     assert (await gateway.json("GET", "/v1/videos/video_3", headers=b))[0] == 404
+
+
+async def test_an_offer_of_http2_changes_nothing(opened: Opened) -> None:
+    gateway = await opened(FakeDeployment("llm"), FakeDeployment("omni"))
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAA"}
+    status, listed = await gateway.json("GET", "/v1/models", headers=headers)
+    assert (status, len(listed["data"])) == (200, 2)
