@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -103,8 +105,14 @@ def plugin_reference() -> str:
             module = f"mstar_core.{file.removesuffix('.py').replace('/', '.')}"
             defined = _definitions(ROOT / "mstar_core" / file)
             blocks = "\n\n\n".join(_declaration(defined[name]) for name in names)
-            parts.append(f"`{module}`\n\n```py\n{blocks}\n```\n")
+            parts.append(f"`{module}`\n\n```py\n{_formatted(blocks)}\n```\n")
     return "\n".join(parts)
+
+
+def _formatted(code: str) -> str:
+    """Return code in the form that the formatter's check of this repository wants, also inside pages."""
+    command = [str(Path(sys.executable).parent / "ruff"), "format", "--line-length", "120", "--stdin-filename", "a.py"]
+    return subprocess.run(command, input=code, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _definitions(path: Path) -> dict[str, ast.stmt]:
