@@ -86,7 +86,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant: models and limits of its keys. None: no limit. Keys are managed by `mstarctl tenants`."""
+    """One tenant: models and limits of its keys. None: no limit. More keys are managed by `mstarctl tenants`."""
 
     models: Annotated[tuple[str, ...], ConfigKey("Models that the tenant may use.", default_text="all")] = ()
     requests_per_minute: Annotated[
@@ -102,6 +102,9 @@ class TenantSpec(msgspec.Struct, frozen=True, kw_only=True):
         int | None, ConfigKey("Most requests at once.", ge=1, le=1_048_576, default_text="no limit")
     ] = None
     weight: Annotated[float, ConfigKey("Share among tenants that wait.", gt=0, le=1_000_000)] = 1.0
+    key_file: Annotated[
+        str | None, ConfigKey("File of API keys, one per line, beside those that `mstarctl tenants key` makes.")
+    ] = None
     name: str = ""
     source: str = ""
 
@@ -215,6 +218,7 @@ def read_serve(root: Located, path: Path | None = None) -> ServeFile:
     faults.check()
     folder = Path.cwd() if path is None else path.absolute().parent
     values["models"] = {name: _placed(entry, folder) for name, entry in values.get("models", {}).items()}
+    values["tenants"] = {name: _with_path(spec, folder) for name, spec in values.get("tenants", {}).items()}
     for key in ("tls_cert", "tls_key"):
         if values.get(key) is not None:
             values[key] = str(folder / Path(values[key]).expanduser())
@@ -231,6 +235,12 @@ def read_entry(name: str, place: Located) -> ModelEntry:
     faults.check()
     entry: ModelEntry = entries[name]
     return entry
+
+
+def _with_path(spec: TenantSpec, folder: Path) -> TenantSpec:
+    if spec.key_file is None:
+        return spec
+    return msgspec.structs.replace(spec, key_file=str(folder / Path(spec.key_file).expanduser()))
 
 
 def _placed(entry: ModelEntry, folder: Path) -> ModelEntry:

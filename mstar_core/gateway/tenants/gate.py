@@ -26,6 +26,7 @@ from mstar_core.gateway.tenants.lanes import Lane
 from mstar_core.gateway.tenants.presence import Presence
 from mstar_core.gateway.tenants.quotas import Reserved, headers_of
 from mstar_core.gateway.tenants.store import Writer, opened
+from mstar_core.host.api_keys import read_keys
 
 EXPECTED_TOKENS: Final = 1024
 """Tokens that a request reserves if it does not limit its output."""
@@ -136,8 +137,8 @@ class TenantGate:
         self._sweeper = self._booker = self._writer = self._presence = None
 
     async def apply(self, serve: ServeFile) -> None:
-        """Take over changed tenants. Requests that were admitted are not disturbed."""
-        self._directory = self._read(serve)
+        """Take over changed tenants; admitted requests are not disturbed. Raises ConfigError for a file of keys."""
+        self._directory = await asyncio.to_thread(self._read, serve)
 
     def models_of(self, key: str | None, models: Sequence[str]) -> Sequence[str]:
         """Return those of the models that a key may see. Raises InvalidKey."""
@@ -264,8 +265,14 @@ class TenantGate:
             for spec in serve.tenants.values()
         ]
         reserved = {entry.name: entry.tenants for entry in serve.models.values() if entry.tenants}
+        keys = [
+            (spec.name, key)
+            for spec in serve.tenants.values()
+            if spec.key_file is not None
+            for key in read_keys(spec.key_file, f"tenants.{spec.name}.key_file")
+        ]
         file = TenantFile(self._folder)
-        return Directory(file, declared, reserved, needs_key=serve.require_key, clock=self._clock)
+        return Directory(file, declared, reserved, keys=keys, needs_key=serve.require_key, clock=self._clock)
 
     def _open(self) -> Writer:
         if self._writer is None:

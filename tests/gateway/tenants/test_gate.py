@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mstar_core.errors import NotFound, Overloaded, Unavailable
+from mstar_core.errors import ConfigError, NotFound, Overloaded, Unavailable
 from mstar_core.gateway.parts import Replica, RequestFacts
-from mstar_core.gateway.serve_file import ModelEntry, ServeFile, TenantSpec
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile, TenantSpec, load_serve_file
 from mstar_core.gateway.tenants.accounts.directory import InvalidKey
 from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
 from mstar_core.gateway.tenants.gate import TenantGate, TenantPermit
@@ -106,6 +106,23 @@ async def test_a_model_of_chosen_tenants_is_not_found_for_others(tmp_path: Path,
     opened = TenantGate(serve, tmp_path, clock=clock)
     assert opened.models_of(key_of(tmp_path, "lab"), ["m"]) == ["m"]
     assert opened.models_of(key_of(tmp_path, "acme"), ["m"]) == []
+
+
+async def test_keys_of_a_file_are_taken_and_read_again(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "acme.keys").write_text("# of the build\nfirst-key\n")
+    file = tmp_path / "serve.yaml"
+    file.write_text("tenants: {acme: {key_file: acme.keys}}\n")
+    opened = TenantGate(load_serve_file(file), tmp_path / "state", clock=clock)
+    assert opened.models_of("first-key", ["m"]) == ["m"]
+    (tmp_path / "acme.keys").write_text("second-key\n")
+    await opened.apply(load_serve_file(file))
+    assert opened.models_of("second-key", ["m"]) == ["m"]
+    with pytest.raises(InvalidKey):
+        opened.models_of("first-key", ["m"])
+    (tmp_path / "acme.keys").write_text("")
+    with pytest.raises(ConfigError, match=r"tenants\.acme\.key_file"):
+        await opened.apply(load_serve_file(file))
+    assert opened.models_of("second-key", ["m"]) == ["m"]
 
 
 async def test_a_race_for_requests_per_minute_admits_exactly_the_quota(tmp_path: Path, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import Refused
-from mstar_core.gateway.tenants.accounts.keys import KeyRecord, match
+from mstar_core.gateway.tenants.accounts.keys import KeyRecord, hash_of, match
 from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
 from mstar_core.gateway.tenants.accounts.terms import ANONYMOUS, Terms
 
@@ -39,22 +39,24 @@ class Directory:
         declared: Iterable[Terms] = (),
         reserved: Mapping[str, Sequence[str]] | None = None,
         *,
+        keys: Iterable[tuple[str, str]] = (),
         needs_key: bool | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """declared: of `serve.yaml`; their terms win over those of the file.
 
-        reserved: the tenants that may use a model, for models that name some.
+        reserved: the tenants that may use a model, for models that name some. keys: declared ones, as (tenant, text).
         needs_key: whether requests without a key are refused, None if they are as soon as there is a tenant.
         """
         self._file = file
         self._declared = {terms.name: terms for terms in declared}
         self._reserved = dict(reserved or {})
+        self._declared_keys = [(tenant, KeyRecord(hash=hash_of(key))) for tenant, key in keys]
         self._needs_key = needs_key
         self._clock = clock
         self._version: tuple[int, int, int] | None = None
         self._terms: dict[str, Terms] = dict(self._declared)
-        self._keys: list[tuple[str, KeyRecord]] = []
+        self._keys: list[tuple[str, KeyRecord]] = list(self._declared_keys)
 
     @property
     def tenants(self) -> Mapping[str, Terms]:
@@ -103,3 +105,4 @@ class Directory:
         self._terms = {name: tenant.terms for name, tenant in stored.items() if tenant.terms is not None}
         self._terms |= self._declared
         self._keys = [(name, key) for name, tenant in stored.items() if name in self._terms for key in tenant.keys]
+        self._keys += self._declared_keys
