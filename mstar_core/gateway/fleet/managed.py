@@ -273,7 +273,7 @@ class ManagedFleet:
         if head is None:
             return  # a silent supervisor does not keep its api from serving
         member.state = head.model_state
-        member.reported = head.running + head.waiting
+        member.reported = max(0, head.running + head.waiting - member.running)
         if member.reported:
             member.last_used = now
 

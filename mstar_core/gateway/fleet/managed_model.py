@@ -23,7 +23,7 @@ WEIGHT: Final = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of all
+    """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of other
     clients, as of the last head.
 
     last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to
