@@ -108,6 +108,7 @@ class FakeHost:
     launches: dict[str, FakeLaunch] = field(default_factory=dict)
     cannot_sleep: set[str] = field(default_factory=set)
     is_shared: bool = True
+    woken_by_others: set[str] = field(default_factory=set)
     free_memory: int = 1000
 
     def host_memory(self) -> int:
@@ -177,6 +178,10 @@ class FakeHost:
 
     async def wake(self, name: str) -> None:
         deployment = self.deployments[name]
+        if name in self.woken_by_others:
+            self.woken_by_others.discard(name)
+            deployment.state = "ready"
+            raise StateConflict("a wake is in progress", code="in_progress")
         self._take(deployment, {key: claim.need_bytes for key, claim in deployment.need.claims.items()})
         self.log.append(f"wake {name}")
         deployment.state = "ready"

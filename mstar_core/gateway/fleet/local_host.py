@@ -52,12 +52,15 @@ class CommandStart:
     async def until_placed(self) -> None:
         """Return when the supervisor answers, which is after it has taken its memory. Raises StartError."""
         run = RunDirectory.of(self._name)
-        async with asyncio.timeout(PLACED_S):
-            while not self._result.done():
-                head = await read_head(run.admin_socket) if run.admin_socket.exists() else None
-                if head is not None and head.pid != self._old_pid:
-                    return
-                await asyncio.wait([self._result], timeout=POLL_S)
+        end = time.monotonic() + PLACED_S
+        while not self._result.done():
+            head = await read_head(run.admin_socket) if run.admin_socket.exists() else None
+            if head is not None and head.pid != self._old_pid:
+                return
+            if time.monotonic() > end:
+                title, hint = f"{self._name} did not start", f"mstarctl logs {self._name}"
+                raise StartError(title, f"no answer within {PLACED_S:g} s", hint, phase="start")
+            await asyncio.wait([self._result], timeout=POLL_S)
         await self.until_ready()
 
     async def until_ready(self) -> None:

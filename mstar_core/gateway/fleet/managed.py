@@ -38,6 +38,7 @@ BACKOFF_S: Final = (5.0, 300.0)
 ATTEMPTS: Final = 5
 """Attempts to take memory that another process took first."""
 
+AWAKE: Final = (ModelState.READY, ModelState.IDLE)
 ROOM_CODES: Final = ("gpu_memory_short", "gpu_in_use", "gpu_memory", "no_memory")
 STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "memory_text")
 """Fields of an entry that need a new deployment if they change."""
@@ -238,7 +239,7 @@ class ManagedFleet:
             await self._clock.wait(never, SCAN_S)
             try:
                 await self.scan()
-            except MstarError:  # isolation boundary: one failed reading must not end the fleet
+            except Exception:  # isolation boundary: one failed reading must not end the fleet
                 log.exception("the deployments could not be read")
 
     async def scan(self) -> None:
@@ -272,7 +273,9 @@ class ManagedFleet:
         member.head = head
         if head is None:
             return  # a silent supervisor does not keep its api from serving
-        member.state = head.model_state
+        was_awake, member.state = member.state in AWAKE, head.model_state
+        if member.state in AWAKE and not was_awake:
+            self._has_come(member)
         member.reported = max(0, head.running + head.waiting - member.running)
         if member.reported:
             member.last_used = now
@@ -354,6 +357,9 @@ class ManagedFleet:
                     asleep.state = ModelState.READY
                     self._has_come(asleep)
                 return True
+            except StateConflict:  # another gateway, or a request at its own port, wakes it
+                await self._clock.wait(asyncio.Event(), SCAN_S)
+                return False
             except MstarError as error:
                 if error.code in ROOM_CODES or not asleep.is_own:
                     raise

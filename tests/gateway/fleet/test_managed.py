@@ -360,6 +360,19 @@ def test_a_changed_entry_replaces_its_deployment_while_others_serve(tmp_path: Pa
     played(play, tmp_path, {"a": {"0": 30}, "b": {"0": 20}, "c": {"0": 45}})
 
 
+def test_a_wake_by_another_gateway_is_followed(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        await stage.later(7)
+        assert stage.status("a").state is ModelState.SLEEPING
+        stage.host.woken_by_others = {"a"}
+        waiting = asyncio.create_task(stage.ready("a"))
+        await stage.later(3)
+        assert await waiting == ["a"] and stage.host.log == ["start a", "sleep a"]
+
+    played(play, tmp_path, THREE, a={"keep_text": "idle 5s"})
+
+
 def test_a_failed_deployment_is_started_again_and_that_of_an_operator_is_named(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("a")
