@@ -21,17 +21,6 @@ import mstar_core
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 DISTRIBUTIONS = [ROOT, *PLUGINS]
-PLUGIN_NAMES = {
-    "mstar-bagel": "bagel",
-    "mstar-llm": "llm",
-    "mstar-orpheus": "orpheus",
-    "mstar-pi05": "pi05",
-    "mstar-qwen3omni": "qwen3_omni",
-    "mstar-qwen3tts": "qwen3_tts",
-    "mstar-vjepa2": "vjepa2",
-    "mstar-wan22": "wan22",
-    "mstar-whisper": "whisper",
-}
 NOT_OURS = "mstar"
 """Another project owns this distribution name: pip would install its code."""
 
@@ -90,8 +79,40 @@ def root_of(path: Path) -> Path:
     return next((p for p in path.parents if p.name == "src" and p.is_relative_to(ROOT / "plugins")), ROOT)
 
 
-def test_every_family_is_a_distribution() -> None:
-    assert {folder.name for folder in PLUGINS} == set(PLUGIN_NAMES)
+@every_plugin
+def test_the_lists_of_families_in_root_files_name_every_plugin(folder: Path) -> None:
+    """Lists that their formats want written out. All others are derived from the folder `plugins`."""
+    name, module = folder.name, package(folder).name
+    missing = [where for where, entry, text in root_lists(name, module) if entry not in text]
+    assert not missing, f"add {name} (its module {module}, its folder plugins/{name}/src) to: {'; '.join(missing)}"
+
+
+def root_lists(name: str, module: str) -> list[tuple[str, str, Any]]:
+    """Return the lists of families in root files: place, entry of a plugin, list."""
+    tool, source = pyproject(ROOT)["tool"], f"plugins/{name}/src"
+    contracts = tool["importlinter"]["contracts"]
+    linter = [
+        (f"importlinter, contract {contract['name']!r}", module, contract.get(key, []))
+        for contract in contracts
+        for key in ("modules", "source_modules", "forbidden_modules")
+        if any(each.startswith("mstar_") and not each.startswith("mstar_core") for each in contract.get(key, []))
+    ]
+    images = re.findall(r'^ARG PLUGINS="(.*)"$', (ROOT / "Containerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    return [
+        ("pytest pythonpath", source, tool["pytest"]["ini_options"]["pythonpath"]),
+        ("ruff known-first-party", module, tool["ruff"]["lint"]["isort"]["known-first-party"]),
+        ("mypy files", source, tool["mypy"]["files"]),
+        ("mypy_path", f"$MYPY_CONFIG_FILE_DIR/{source}", tool["mypy"]["mypy_path"].split(":")),
+        ("importlinter root_packages", module, tool["importlinter"]["root_packages"]),
+        *linter,
+        *(("ARG PLUGINS of Containerfile", name, listed.split()) for listed in images),
+        ("docs/index.md", f"(../plugins/{name}/README.md)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")),
+    ]
+
+
+def test_a_plugin_that_no_list_names_is_told_where_to_add() -> None:
+    missing = [where for where, entry, text in root_lists("mstar-unlisted", "mstar_unlisted") if entry not in text]
+    assert len(missing) >= 9 and "mypy_path" in missing
 
 
 @every_distribution
@@ -118,9 +139,10 @@ def test_a_plugins_pin_admits_the_root_and_ends_before_the_next_minor(folder: Pa
 @every_plugin
 def test_a_plugin_is_named_once_and_by_the_right_name(folder: Path) -> None:
     module = f"{package(folder).name}.plugin"
-    assert project(folder)["entry-points"]["mstar.plugins"] == {PLUGIN_NAMES[folder.name]: module}
+    ((name, target),) = project(folder)["entry-points"]["mstar.plugins"].items()
+    assert target == module and name.replace("_", "") == folder.name.removeprefix("mstar-")
     installed = [point for point in metadata.distribution(folder.name).entry_points if point.group == "mstar.plugins"]
-    assert [(point.name, point.value) for point in installed] == [(PLUGIN_NAMES[folder.name], module)]
+    assert [(point.name, point.value) for point in installed] == [(name, module)]
 
 
 @pytest.mark.parametrize("folder", [each for each in PLUGINS if (package(each) / "plugin.py").is_file()], ids=name_of)

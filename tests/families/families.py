@@ -12,17 +12,7 @@ from mstar_core.plugin import Fork, ModelSpec, Partition, ProgramRequest, Run, S
 from mstar_core.plugin.check.dry_run import sample_request
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    "mstar_bagel",
-    "mstar_llm",
-    "mstar_orpheus",
-    "mstar_pi05",
-    "mstar_qwen3omni",
-    "mstar_qwen3tts",
-    "mstar_vjepa2",
-    "mstar_wan22",
-    "mstar_whisper",
-)
+PACKAGES = sorted(path.parent.name.replace("-", "_") for path in ROOT.glob("plugins/*/pyproject.toml"))
 
 
 def all_specs() -> dict[str, ModelSpec]:
