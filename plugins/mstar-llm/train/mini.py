@@ -23,8 +23,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 from torch import Tensor
 
+from mstar_core.families.byte_tokenizer import byte_tokenizer
 from mstar_core.plugin.chat.template import ChatTemplate
-from mstar_llm.sources.tiny import CHATML, byte_tokenizer, write_texts
+from mstar_llm.sources.tiny import CHATML, CONTROL, MARKERS, write_texts
 
 from . import judge, world
 
@@ -45,7 +46,7 @@ IGNORED: Final = -100
 
 def make_tokenizer(seed: int, count: int = 6000) -> Tokenizer:
     """Return a byte-level BPE of the world's texts with the tokens of ChatML. Digits are single tokens."""
-    plain = Tokenizer(byte_tokenizer().model)
+    plain = Tokenizer(byte_tokenizer(CONTROL, markers=MARKERS).model)
     plain.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -53,7 +54,7 @@ def make_tokenizer(seed: int, count: int = 6000) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=VOCAB, initial_alphabet=letters, show_progress=False)
     plain.train_from_iterator(world.texts(world.conversations(seed, 0, count)), trainer)
     merges = json.loads(plain.to_str())["model"]["merges"]
-    tokenizer = byte_tokenizer([" ".join(pair) for pair in merges])
+    tokenizer = byte_tokenizer(CONTROL, merges=[" ".join(pair) for pair in merges], markers=MARKERS)
     tokenizer.pre_tokenizer = plain.pre_tokenizer
     return tokenizer
 

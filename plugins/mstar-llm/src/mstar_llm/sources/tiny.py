@@ -10,14 +10,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mstar_core.families.byte_tokenizer import byte_tokenizer
 from mstar_core.families.tokenizer import FILE
 from mstar_core.plugin.chat.template_form import TEMPLATE, TOKENIZER_CONFIG
 from mstar_core.weights.sources import generated_checkpoint
 from mstar_llm.checkpoint.config import CONFIG, GENERATION, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tokenizers import Tokenizer
     from torch import Tensor
 
@@ -48,25 +47,9 @@ def write_tiny(folder: Path) -> Path:
 def _write(folder: Path) -> None:
     from safetensors.torch import save_file
 
-    tokenizer = byte_tokenizer(PAIRS)
+    tokenizer = byte_tokenizer(CONTROL, merges=PAIRS, markers=MARKERS)
     write_texts(folder, tokenizer, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=128)
     save_file(_weights(folder, tokenizer), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def byte_tokenizer(merges: Sequence[str] = ()) -> Tokenizer:
-    """Return a byte-level tokenizer with the tokens of ChatML. merges: pairs of tokens, in the order of their rank."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    tokens = [*letters, *("".join(pair) for pair in pairs)]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in pairs]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in CONTROL])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
-    return tokenizer
 
 
 def write_texts(
