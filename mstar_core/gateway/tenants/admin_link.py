@@ -21,7 +21,7 @@ SILENCE_S: Final = 6.0
 ROWS: Final = 1000
 """Most rows of one answer. The log keeps twice as many ended requests, so it is read from both ends."""
 
-FAULTS: Final = (OSError, TimeoutError, ValueError, EOFError, aiohttp.ClientError, msgspec.MsgspecError)
+FAULTS: Final = (OSError, LookupError, TypeError, ValueError, EOFError, aiohttp.ClientError, msgspec.MsgspecError)
 """Errors of a link whose deployment has ended or does not answer."""
 
 

@@ -98,10 +98,11 @@ class Booker:
     async def sweep(self) -> None:
         """Settle requests whose report is late: their deployment is asked, and else their usage is unknown."""
         now = self._clock()
+        silent: set[str] = set()
         for each in await self._writer.call(partial(books.unsettled, closed_before=now - LATE_S)):
             if each.deployment:
                 self.follow(each.deployment)
-            await self._settle(each, now)
+            await self._settle(each, now, silent)
         for name in [name for name, seen in self._seen.items() if now - seen > UNFOLLOW_S]:
             del self._seen[name]
             self._tasks.pop(name).cancel()
@@ -109,20 +110,25 @@ class Booker:
             self._forgotten = now
             await self._writer.call(partial(books.forget, now=now))
 
-    async def _settle(self, each: UnsettledRequest, now: float) -> None:
-        """Settle one late request, unless it still runs or its deployment may still answer."""
+    async def _settle(self, each: UnsettledRequest, now: float, silent: set[str]) -> None:
+        """Settle one late request, unless it still runs or its deployment may still answer.
+
+        silent: deployments that did not answer in this sweep, which are not asked again.
+        """
         if not each.deployment:  # it was never forwarded, so it has used nothing
             await self._writer.call(partial(books.settle, number=each.number))
             return
-        is_remembered = False
+        is_remembered, status = False, None
         try:
+            if each.deployment in silent:
+                raise ConnectionError
             async with AdminLink(self._socket_of(each.deployment)) as link:
                 start, status = await link.start(), await link.request(each.request)
             is_remembered = start.age_s >= now - each.admitted
         except FAULTS:
+            silent.add(each.deployment)
             if now - each.closed < LOST_S:
                 return
-            status = None
         if status is not None:
             if status.has_ended:
                 reports = [report_of(status, each.deployment, start.boot)]

@@ -41,6 +41,12 @@ SESSIONS: Final = ("/v1/realtime",)
 MOST_WAITING: Final = 1024
 """Requests of one model that wait in this gateway."""
 
+SPARE: Final = 8
+"""One request for so many slots waits at its replica: no slot is ever empty, and the fleet sees that requests queue."""
+
+MOST_WORK: Final = 32_768.0
+"""Most tokens that count for the fair order, as a client may ask for any number of them."""
+
 LAST_REPORTS_S: Final = 2.0
 
 T = TypeVar("T")
@@ -153,7 +159,7 @@ class TenantGate:
         if not facts.is_generation:
             counted = partial(quotas.reserve, terms=terms, now=self._clock())
             return TenantPermit(self, terms.name, None, await self._written(writer.post(counted)), None)
-        tokens = float(EXPECTED_TOKENS if facts.max_output_tokens is None else facts.max_output_tokens)
+        tokens = float(EXPECTED_TOKENS if facts.max_output_tokens is None else max(0, facts.max_output_tokens))
         entry = Entry(
             request=facts.request_id,
             gateway=self._named(),
@@ -168,7 +174,7 @@ class TenantGate:
         lane = None if facts.route.startswith(SESSIONS) else self._lane(facts.model)
         if lane is not None:
             try:
-                await lane.enter(terms.name, terms.weight, max(1.0, tokens))
+                await lane.enter(terms.name, terms.weight, min(MOST_WORK, max(1.0, tokens)))
             except BaseException:
                 writer.post(partial(books.undo, number=number))
                 raise
@@ -204,10 +210,10 @@ class TenantGate:
         return 0 if lane is None else lane.waiting
 
     def capacity(self, model: str) -> int | None:
-        """Return how many requests the replicas of a model run at once, None until all of them have said so."""
+        """Return how many requests of a model may be at its replicas, None until they have reported their slots."""
         watched = {} if self._booker is None else self._booker.watched
         known = [watched[name].slots for name in self._replicas.get(model, ()) if name in watched]
-        return sum(known) if known and all(known) else None
+        return sum(slots + max(1, slots // SPARE) for slots in known) if known and all(known) else None
 
     # -- internal -----------------------------------------------------------------------------------------------------
 
@@ -248,8 +254,8 @@ class TenantGate:
             await asyncio.sleep(SWEEP_S)
             try:
                 await self.sweep()
-            except (sqlite3.Error, OSError) as error:
-                log.error("usage cannot be settled", extra={"facts": {"why": str(error)}})
+            except Exception:  # isolation boundary: the next sweep may succeed
+                log.exception("usage cannot be settled")
 
     def _read(self, serve: ServeFile) -> Directory:
         declared = [

@@ -162,6 +162,15 @@ async def test_a_race_for_concurrency_never_exceeds_it(tmp_path: Path, clock: Cl
             await opened.admit(facts(f"again{number}", key))
 
 
+async def test_a_negative_limit_of_tokens_gives_nothing_back(tmp_path: Path, clock: Clock) -> None:
+    async with gate(tmp_path, clock, acme={"tokens_per_day": 100}) as opened:
+        key = key_of(tmp_path, "acme")
+        await opened.admit(facts("r1", key, tokens=-1000))
+        await opened.admit(facts("r2", key, tokens=100))
+        with pytest.raises(Overloaded):
+            await opened.admit(facts("r3", key, tokens=1))
+
+
 async def test_tokens_per_day_are_never_exceeded_by_what_is_reserved(tmp_path: Path, clock: Clock) -> None:
     async with gate(tmp_path, clock, acme={"tokens_per_day": 10_000}) as opened:
         key = key_of(tmp_path, "acme")
@@ -175,22 +184,23 @@ async def test_tokens_per_day_are_never_exceeded_by_what_is_reserved(tmp_path: P
 
 async def test_a_request_that_leaves_while_it_waits_gives_everything_back(sockets: Path, clock: Clock) -> None:
     reports = UsageReports(slots=1)
-    async with reports.serve(sockets / "fake.sock"), gate(sockets, clock, acme={"concurrency": 2}) as opened:
+    async with reports.serve(sockets / "fake.sock"), gate(sockets, clock, acme={"concurrency": 3}) as opened:
         key = key_of(sockets, "acme")
         first = await opened.admit(facts("first", key))
         first.forwarded(REPLICA)
-        await until(lambda: opened.capacity("m") == 1)
+        await until(lambda: opened.capacity("m") == 2)
+        spare = await opened.admit(facts("spare", key))
         waiting = asyncio.create_task(opened.admit(facts("second", key)))
         await until(lambda: opened.waiting("m") == 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert opened.waiting("m") == 0
-        await until(lambda: totals(sockets)["requests"] == 1)
+        await until(lambda: totals(sockets)["requests"] == 2)
         third = asyncio.create_task(opened.admit(facts("third", key)))
         reports.report("first")
         first.close(200)
-        assert (await third).tenant == "acme"
+        assert (await third).tenant == spare.tenant == "acme"
 
 
 async def test_waiting_requests_run_in_the_fair_order_of_tenants(sockets: Path, clock: Clock) -> None:
@@ -203,7 +213,8 @@ async def test_waiting_requests_run_in_the_fair_order_of_tenants(sockets: Path, 
         keys = {name: key_of(sockets, name) for name in ("greedy", "modest")}
         first = await opened.admit(facts("first", keys["greedy"]))
         first.forwarded(REPLICA)
-        await until(lambda: opened.capacity("m") == 1)
+        await until(lambda: opened.capacity("m") == 2)
+        await opened.admit(facts("spare", keys["greedy"]))
 
         async def request(number: int, tenant: str) -> None:
             permit = await opened.admit(facts(f"{tenant}{number}", keys[tenant]))
@@ -239,7 +250,7 @@ async def test_the_last_reports_are_read_before_the_gateway_ends(sockets: Path, 
         async with gate(sockets, clock) as opened:
             permit = await opened.admit(facts("r"))
             permit.forwarded(REPLICA)
-            await until(lambda: opened.capacity("m") == 4)
+            await until(lambda: opened.capacity("m") == 5)
             permit.close(200)
             reports.report("r", tokens=5)
         assert totals(sockets)["output_tokens"] == 5
@@ -329,7 +340,7 @@ async def test_a_request_that_dies_with_its_api_counts_what_it_had(sockets: Path
         permit = await opened.admit(facts("r"))
         permit.forwarded(REPLICA)
         reports.report("r", handle=1, ended=None, tokens=6)
-        await until(lambda: opened.capacity("m") == 4)
+        await until(lambda: opened.capacity("m") == 5)
         reports.hub.remove("requests", "1")
         await until(lambda: totals(sockets)["output_tokens"] == 6)
         permit.close(502)
