@@ -49,7 +49,7 @@ class Script:
     how: exit, error, signal, hang, deaf, silent or busy (ready, with work waiting and no step running).
     lives: number of lives that fail; 0 means all. grandchild: leave a process that keeps the output open.
     stubborn: ignore Stop and SIGTERM. drains: answer drains, pauses and cordons. busy: a request refuses
-    each sleep.
+    each sleep. wakes: otherwise it dies of a wake.
     """
 
     phase: str = ""
@@ -60,6 +60,7 @@ class Script:
     stubborn: bool = False
     drains: bool = True
     busy: bool = False
+    wakes: bool = True
 
     @classmethod
     def of(cls, name: str, incarnation: int) -> Script:
@@ -209,6 +210,8 @@ def sleep_answers(message: Message, script: Script) -> Iterator[Message]:
         case Sleep():
             asleep = {"LLM": message.level}
             yield SleepDone(number=message.number, asleep=asleep, is_whole=True, freed=100, kept=60)
+        case Wake() if not script.wakes:
+            os._exit(23)
         case Wake():
             yield SleepProgress(number=message.number, done=40, total=100)
             yield SleepDone(number=message.number, freed=100)

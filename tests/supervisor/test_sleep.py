@@ -147,3 +147,27 @@ async def test_nodes_that_sleep_exclude_changes_of_the_deployment(logged_spec: A
             supervisor.operations.check_serving()
         supervisor.on_batch([Envelope(2, "worker-0", supervisor.children["worker-0"].incarnation, WakeWanted())])
         assert await ended(supervisor) == "" and supervisor.sleep.ranks == {}
+
+
+async def test_a_rank_that_dies_of_a_wake_loads_everything_and_requests_wait_for_it(
+    logged_spec: Any, play: Play
+) -> None:
+    play(worker_1={"wakes": False, "lives": 1})
+    async with running(replicated(logged_spec)) as (supervisor, _):
+        await ready(supervisor)
+        supervisor.sleep.ledger = ledger = FakeLedger()
+        supervisor.sleep.sleep()
+        assert await ended(supervisor) == ""
+        passed: list[bool] = []
+        supervisor.sleep.wake()
+
+        def is_over() -> bool:
+            is_ready = all(child.state == "ready" for child in supervisor.children.values())
+            passed.append(is_ready or bool(supervisor._pause))
+            return not supervisor.operations.is_running
+
+        assert await supervisor.changes.until(is_over, LIMIT_S)
+        assert all(passed) and supervisor._pause == 0
+        await event(supervisor, "child.died", child="worker-1")
+        assert (supervisor.state, supervisor.children["worker-1"].incarnation) == ("ready", 2)
+        assert (supervisor.sleep.ranks, supervisor.sleep.lost, ledger.moves) == ({}, set(), [200, -200])

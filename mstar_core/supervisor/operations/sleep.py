@@ -18,6 +18,7 @@ from mstar_core.messages.names import process_rank
 from mstar_core.messages.sleep import Sleep, SleepDone, SleepProgress, Wake
 from mstar_core.messages.wire import Message
 from mstar_core.supervisor.operations.answers import Answers
+from mstar_core.supervisor.operations.rolling import ANSWER_S
 
 if TYPE_CHECKING:
     from mstar_core.supervisor.child import Child
@@ -329,10 +330,13 @@ class Sleeping:
             for name in lost:
                 self.ranks.pop(name, None)
             deployment.respawn(lost)
-            await self._order_wake(nodes)
+            has_lost = await self._order_wake(nodes) or bool(lost)
             await deployment.changes.until(
                 lambda: all(c.state == "ready" for n, c in deployment.children.items() if process_rank(n) is not None)
             )
+            if has_lost:  # no request may overtake the news of a new process on the way to the conductor
+                self._operations.cordons.tell()
+                await deployment.changes.until(lambda: self._operations.cordons.is_known, ANSWER_S)
         finally:
             self.is_waking = False
             self._progress.clear()
@@ -346,8 +350,8 @@ class Sleeping:
             deployment.wake_up()
             deployment.unpause()
 
-    async def _order_wake(self, nodes: list[str]) -> None:
-        """Wake the ranks. One that dies meanwhile loads everything in its next life."""
+    async def _order_wake(self, nodes: list[str]) -> bool:
+        """Wake the ranks. One that dies meanwhile loads everything in its next life; returns whether one did."""
         self._numbers += 1
         message = Wake(number=self._numbers, nodes=nodes)
         names = [name for name in self._processes() if name in self.ranks]
@@ -357,6 +361,7 @@ class Sleeping:
                 self.ranks.pop(name, None)
             else:
                 self._note(name, answer, is_sleep=False)
+        return None in answers.values()
 
     # -- state -------------------------------------------------------------------------------------------------------
 
