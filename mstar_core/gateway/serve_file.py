@@ -16,10 +16,9 @@ from mstar_core.config.key import ConfigKey, Setting, settings_of
 from mstar_core.config.located import Located
 from mstar_core.config.name import NAME_HINT, is_name
 from mstar_core.config.resolved import TIB
+from mstar_core.config.sizes import BUDGET_HINT, SIZE_HINT, parse_budget, parse_size
 from mstar_core.errors import ConfigError, did_you_mean
-from mstar_core.gateway.serve_values import MOST_REPLICAS, Keep, Replicas, parse_bytes, parse_keep, parse_replicas
-
-SIZE_HINT: Final = "a number of bytes, or a size such as 20GiB"
+from mstar_core.gateway.serve_values import MOST_REPLICAS, Keep, Replicas, parse_keep, parse_replicas
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +52,10 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         str, ConfigKey("Deployments of the model: a number, or a range such as `1..4` for automatic scaling.")
     ] = "1"
     memory_text: Annotated[
-        str | None, ConfigKey("Bytes of each of its GPUs that a deployment may use.", default_text="as planned")
+        str | None,
+        ConfigKey(
+            "Memory of each of its GPUs that a deployment takes: `20GiB`, `25%` or `auto`.", default_text="as planned"
+        ),
     ] = None
     aliases: Annotated[tuple[str, ...], ConfigKey("More names of the model.", default_text="[]")] = ()
     tenants: Annotated[
@@ -78,11 +80,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     def replicas(self) -> Replicas:
         """The least and the most deployments."""
         return parse_replicas(self.replicas_text)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """Budget of bytes on each GPU, None without one."""
-        return None if self.memory_text is None else parse_bytes(self.memory_text)
 
 
 class TenantSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +121,12 @@ class MemorySpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpu_bytes(self) -> int | None:
         """Bytes of each GPU, None without a limit."""
-        return None if self.gpu_text is None else parse_bytes(self.gpu_text)
+        return None if self.gpu_text is None else parse_size(self.gpu_text)
 
     @property
     def host_bytes(self) -> int | None:
         """Bytes of host memory, None for the default."""
-        return None if self.host_text is None else parse_bytes(self.host_text)
+        return None if self.host_text is None else parse_size(self.host_text)
 
 
 class ServeFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,9 +192,9 @@ TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {"models": ModelEntry, "tena
 PARSED: Final[Mapping[str, tuple[Any, str]]] = {
     "keep_text": (parse_keep, "always, on_demand, or idle with a time such as idle 10m"),
     "replicas_text": (parse_replicas, f"a number or a range, such as 2 or 1..4, of 1 to {MOST_REPLICAS}"),
-    "memory_text": (parse_bytes, SIZE_HINT),
-    "gpu_text": (parse_bytes, SIZE_HINT),
-    "host_text": (parse_bytes, SIZE_HINT),
+    "memory_text": (parse_budget, BUDGET_HINT),
+    "gpu_text": (parse_size, SIZE_HINT),
+    "host_text": (parse_size, SIZE_HINT),
 }
 STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "memory")
 """Keys of a model that is started here."""

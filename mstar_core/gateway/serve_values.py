@@ -1,4 +1,4 @@
-"""Values of serve.yaml that have a form of their own: how long a model stays loaded, replicas, sizes."""
+"""Values of serve.yaml that have a form of their own: how long a model stays loaded, and replicas."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 DURATIONS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-SIZES: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-BINARY_SIZES: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 MOST_REPLICAS: Final = 64
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB|TB|KiB|MiB|GiB|TiB)?")
 _RANGE: Final = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
@@ -69,11 +66,3 @@ def parse_replicas(text: str) -> Replicas:
     if not 1 <= least <= most <= MOST_REPLICAS:
         raise ValueError(text)
     return Replicas(least, most)
-
-
-def parse_bytes(text: str) -> int:
-    """Parse a number of bytes, or a size such as `20GiB` or `1.5 GB`. Raises ValueError."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(text)
-    return int(float(found[1]) * {**SIZES, **BINARY_SIZES}[found[2] or ""])

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from mstar_core.config.files.parse import parse
+from mstar_core.config.sizes import parse_size
 from mstar_core.errors import ConfigError
 from mstar_core.gateway.serve_file import ServeFile, load_serve_file, read_entry, read_serve
-from mstar_core.gateway.serve_values import Keep, KeepKind, Replicas, parse_bytes, parse_keep, parse_replicas
+from mstar_core.gateway.serve_values import Keep, KeepKind, Replicas, parse_keep, parse_replicas
 
 WHOLE = """
 host: 0.0.0.0
@@ -46,7 +47,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     )
     assert serve.models["llm"].target == "llm:mini" and serve.models["llm"].keep.kind is KeepKind.ON_DEMAND
     assert omni.target == str(tmp_path / "configs" / "omni.yaml") and omni.weights == str(tmp_path / "weights")
-    assert (omni.keep, omni.replicas, omni.memory_bytes) == (Keep(KeepKind.IDLE, 5400.0), Replicas(1, 4), 20 << 30)
+    assert (omni.keep, omni.replicas, omni.memory_text) == (Keep(KeepKind.IDLE, 5400.0), Replicas(1, 4), "20GiB")
     assert (omni.set, omni.aliases, omni.tenants) == ({"max_seq_len": 4096}, ("qwen",), ("one",))
     assert omni.source.endswith("serve.yaml:7")
     assert serve.tenants["one"].tokens_per_day == 1000 and serve.tenants["one"].weight == 2.0
@@ -106,13 +107,13 @@ SIZES = {"0": 0, "4096": 4096, "2 KiB": 2048, "1.5GiB": 3 << 29, "3MB": 3_000_00
 
 @pytest.mark.parametrize(("text", "size"), SIZES.items())
 def test_sizes(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 XB", "1e9", "inf"])
 def test_texts_that_are_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match=r"^.*$"):
-        parse_bytes(text)
+        parse_size(text)
 
 
 def test_forms_of_keep_and_replicas() -> None:
