@@ -55,6 +55,15 @@ class JsonFields:
         value = self.values.get(key)
         return default if value is None else value
 
+    def __getitem__(self, key: str) -> Any:
+        """Return a value. Raises WeightsError with the whole dotted name if it is absent."""
+        if key not in self.values:
+            raise self.error(key)
+        return self.values[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
     def number(self, key: str, default: int | None = None) -> int:
         """Return a positive integer. Raises WeightsError for another value, and for an absent one without a default."""
         value = self.get(key, default)

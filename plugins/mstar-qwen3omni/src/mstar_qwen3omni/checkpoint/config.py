@@ -5,14 +5,14 @@ Defaults are those of Qwen/Qwen3-Omni-30B-A3B-Instruct (specification sections 2
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.json_fields import JsonFields
 
 CONFIG: Final = "config.json"
 
@@ -206,37 +206,12 @@ def read_config(folder: Path) -> OmniConfig:
     """Read the sizes and ids of the checkpoint in `folder`. Raises WeightsError with file and key."""
     path = folder / CONFIG
     try:
-        config = _Keys(json.loads(path.read_text(encoding="utf-8")))
-        return _config(config)
-    except KeyError as error:
-        hint = "download this file again"
-        raise WeightsError(f"{path} lacks {error.args[0]}", hint=hint, file=str(path)) from error
-    except (OSError, TypeError, ValueError) as error:
+        return _config(JsonFields.read(path))
+    except (TypeError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error
 
 
-class _Keys:
-    """Values of a nested JSON object by dotted key. A missing key raises KeyError with the whole dotted name."""
-
-    def __init__(self, values: Any, prefix: str = "") -> None:
-        self._values, self._prefix = values, prefix
-
-    def part(self, key: str) -> _Keys:
-        return _Keys(self[key], f"{self._prefix}{key}.")
-
-    def get(self, key: str, default: Any) -> Any:
-        return self._values.get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._values:
-            raise KeyError(self._prefix + key)
-        return self._values[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-
-def _config(config: _Keys) -> OmniConfig:
+def _config(config: JsonFields) -> OmniConfig:
     thinker = config.part("thinker_config")
     text = thinker.part("text_config")
     has_speech = bool(config.get("enable_audio_output", True)) and "talker_config" in config
@@ -278,13 +253,13 @@ def _config(config: _Keys) -> OmniConfig:
     )
 
 
-def _rope(config: _Keys) -> _Keys:
+def _rope(config: JsonFields) -> JsonFields:
     """Return the rotary parameters, which older files hold in `rope_scaling` and beside it."""
     key = "rope_parameters" if config.get("rope_parameters", None) else "rope_scaling"
-    return config.part(key) if config.get(key, None) else _Keys({})
+    return config.part(key) if config.get(key, None) else JsonFields(config.path, {})
 
 
-def _decoder(config: _Keys, experts: str | None) -> DecoderSizes:
+def _decoder(config: JsonFields, experts: str | None) -> DecoderSizes:
     rope = _rope(config)
     shared = int(config.get("shared_expert_intermediate_size", 0) or 0) if experts is not None else 0
     return DecoderSizes(
@@ -305,7 +280,7 @@ def _decoder(config: _Keys, experts: str | None) -> DecoderSizes:
     )
 
 
-def _audio(config: _Keys) -> AudioSizes:
+def _audio(config: JsonFields) -> AudioSizes:
     return AudioSizes(
         mel_bins=int(config["num_mel_bins"]),
         width=int(config["d_model"]),
@@ -320,7 +295,7 @@ def _audio(config: _Keys) -> AudioSizes:
     )
 
 
-def _vision(config: _Keys) -> VisionSizes:
+def _vision(config: JsonFields) -> VisionSizes:
     return VisionSizes(
         width=int(config["hidden_size"]),
         layers=int(config["depth"]),
@@ -334,7 +309,7 @@ def _vision(config: _Keys) -> VisionSizes:
     )
 
 
-def _vocoder(config: _Keys) -> VocoderSizes:
+def _vocoder(config: JsonFields) -> VocoderSizes:
     width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     return VocoderSizes(
         codebook=int(config["codebook_size"]),
@@ -354,7 +329,7 @@ def _vocoder(config: _Keys) -> VocoderSizes:
     )
 
 
-def _text_ids(config: _Keys, thinker: _Keys) -> TextIds:
+def _text_ids(config: JsonFields, thinker: JsonFields) -> TextIds:
     """Return the special ids. `vision_end` and `audio_end` follow their start markers where the config lacks them."""
     vision_start, audio_start = int(thinker["vision_start_token_id"]), int(thinker["audio_start_token_id"])
     return TextIds(

@@ -5,7 +5,6 @@ Defaults are those of Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice (specification sectio
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.json_fields import JsonFields
 
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
@@ -206,7 +206,7 @@ class TTSConfig:
 
 def read_config(folder: Path) -> TTSConfig:
     """Read the sizes and ids of the checkpoint in `folder`. Raises WeightsError with file and key."""
-    top, codec = _json(folder / CONFIG), _json(folder / CODEC_FOLDER / CONFIG)
+    top, codec = JsonFields.read(folder / CONFIG).values, JsonFields.read(folder / CODEC_FOLDER / CONFIG).values
     generation = folder / GENERATION
     path = folder / CONFIG
     try:
@@ -218,7 +218,7 @@ def read_config(folder: Path) -> TTSConfig:
                 file=str(path),
                 key="tokenizer_type",
             )
-        sampling = _json(generation) if generation.is_file() else {}
+        sampling = JsonFields.read_if_any(generation).values
         return _config(top, codec, sampling, is_mini=(folder / "train.json").is_file())
     except KeyError as error:
         raise WeightsError(f"{path} lacks {error.args[0]}", hint="download this file again", file=str(path)) from error
@@ -226,17 +226,9 @@ def read_config(folder: Path) -> TTSConfig:
         raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error
-    if not isinstance(values, dict):
-        raise WeightsError(f"{path} must contain an object", hint="download this file again", file=str(path))
-    return values
-
-
-def _config(top: dict[str, Any], codec: dict[str, Any], sampling: dict[str, Any], *, is_mini: bool) -> TTSConfig:
+def _config(
+    top: Mapping[str, Any], codec: Mapping[str, Any], sampling: Mapping[str, Any], *, is_mini: bool
+) -> TTSConfig:
     talker = top["talker_config"]
     kind, encoder = str(top["tts_model_type"]), top.get("speaker_encoder_config")
     decoder = codec["decoder_config"]
@@ -278,7 +270,7 @@ def _config(top: dict[str, Any], codec: dict[str, Any], sampling: dict[str, Any]
     )
 
 
-def _decoder(config: dict[str, Any]) -> DecoderSizes:
+def _decoder(config: Mapping[str, Any]) -> DecoderSizes:
     return DecoderSizes(
         vocab=int(config["vocab_size"]),
         width=int(config["hidden_size"]),
@@ -292,7 +284,7 @@ def _decoder(config: dict[str, Any]) -> DecoderSizes:
     )
 
 
-def _codec(config: dict[str, Any], rate: int) -> CodecSizes:
+def _codec(config: Mapping[str, Any], rate: int) -> CodecSizes:
     return CodecSizes(
         groups=int(config["num_quantizers"]),
         codebook=int(config["codebook_size"]),
@@ -314,7 +306,7 @@ def _codec(config: dict[str, Any], rate: int) -> CodecSizes:
     )
 
 
-def _codec_encoder(config: dict[str, Any], groups: int) -> CodecEncoderSizes:
+def _codec_encoder(config: Mapping[str, Any], groups: int) -> CodecEncoderSizes:
     return CodecEncoderSizes(
         groups=groups,
         levels=int(config["num_quantizers"]),
@@ -336,7 +328,7 @@ def _codec_encoder(config: dict[str, Any], groups: int) -> CodecEncoderSizes:
     )
 
 
-def _speaker(config: dict[str, Any]) -> SpeakerSizes:
+def _speaker(config: Mapping[str, Any]) -> SpeakerSizes:
     usual = SpeakerSizes()
     return SpeakerSizes(
         mel=int(config.get("mel_dim", usual.mel)),
