@@ -38,6 +38,7 @@ BACKOFF_S: Final = (5.0, 300.0)
 ATTEMPTS: Final = 5
 """Attempts to take memory that another process took first."""
 
+NEVER: Final = "gpu_memory_never"
 AWAKE: Final = (ModelState.READY, ModelState.IDLE)
 ROOM_CODES: Final = ("gpu_memory_short", "gpu_in_use", "gpu_memory", "no_memory")
 STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "memory_text")
@@ -213,7 +214,8 @@ class ManagedFleet:
         title = error.title if managed.name in error.title else f"{managed.name} cannot serve: {error.title}"
         stated = error.facts.get("retry_after_s")
         after_s = max(after_s, float(stated)) if isinstance(stated, int | float) else after_s
-        return Unavailable(title, error.detail, "retry later", code=error.code, retry_after_s=after_s, **facts)
+        hint = error.hint if error.code == NEVER else "retry later"
+        return Unavailable(title, error.detail, hint, code=error.code, retry_after_s=after_s, **facts)
 
     def _status(self, model: ManagedModel) -> ModelStatus:
         devices = {} if model.need is None else {key: claim.device for key, claim in model.need.claims.items()}
@@ -442,6 +444,8 @@ class ManagedFleet:
             return
         count = 1 if before is None else before.count + 1
         first, longest = BACKOFF_S
+        if error.code == NEVER:  # only another entry or device helps
+            first = longest
         model.failure = Failure(error=error, until=now + min(longest, first * 2 ** (count - 1)), count=count)
 
     async def _replace(self, model: ManagedModel) -> None:

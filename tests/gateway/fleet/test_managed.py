@@ -218,8 +218,9 @@ def test_a_failure_keeps_its_cause_and_is_retried_after_growing_pauses(tmp_path:
 
 def test_a_model_that_can_never_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
-        with pytest.raises(Unavailable, match="huge can never fit"):
+        with pytest.raises(Unavailable, match="huge can never fit") as refused:
             await stage.ready("huge")
+        assert refused.value.facts["retry_after_s"] == 300 and refused.value.hint != "retry later"
         assert stage.host.log == []
 
     played(play, tmp_path, {"huge": {"0": TOTAL + 1}})
