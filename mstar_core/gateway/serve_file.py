@@ -290,6 +290,13 @@ def _parsed(place: Located, setting: Setting, key: str) -> str | None:
     return str(place.value)
 
 
+def _name_hint(kind: type[Any], name: str) -> str:
+    """Return how to write a name. A model is often written where its name belongs: `orpheus:mini:`."""
+    short = name.partition(":")[0]
+    is_target = kind is ModelEntry and ":" in name and is_name(short)
+    return f"give it a name: `{short}: {name}`, or `target: {name}` below one" if is_target else NAME_HINT
+
+
 def _table(key: str, place: Located, faults: Faults) -> Iterator[tuple[str, Any]]:
     kind = TABLES[key]
     if not isinstance(place.value, dict):
@@ -298,7 +305,7 @@ def _table(key: str, place: Located, faults: Faults) -> Iterator[tuple[str, Any]
         full = f"{key}.{name}"
         with faults.collected():
             if not is_name(name):
-                raise item.error(f"{name!r} cannot name one of the {key}", full, hint=NAME_HINT)
+                raise item.error(f"{name!r} cannot name one of the {key}", full, hint=_name_hint(kind, str(name)))
             part = item
             if kind is ModelEntry and isinstance(item.value, str):  # short form: `name: target`
                 part = Located({"target": item}, item.source, item.file, item.line)

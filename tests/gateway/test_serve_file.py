@@ -72,6 +72,7 @@ def test_without_models_running_deployments_are_served() -> None:
         ("models:\n  a: {url: 'http://x', gpus: '0'}\n", 2, ("models.a", "remove gpus, or url")),
         ("models:\n  a: {url: 'far:80'}\n", 2, ("models.a.url", "http://HOST:PORT")),
         ("models:\n  a b: x\n", 2, ("'a b'", "letters")),
+        ("models:\n  orpheus:mini: {keep: always}\n", 2, ("`orpheus: orpheus:mini`",)),
         ("models:\n  a: x\n  b: {target: y, aliases: [a]}\n", 3, ("'a' names",)),
         ("models:\n  a: {target: x, tenants: [two]}\ntenants:\n  too: {}\n", 2, ("'two'", "did you mean 'too'?")),
         ("models:\n  omni: x\ntenants:\n  t: {models: [omnj]}\n", 4, ("'omnj'", "did you mean 'omni'?")),
