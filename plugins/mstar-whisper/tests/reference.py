@@ -85,6 +85,7 @@ class Served:
     """This plugin over a checkpoint, in one process."""
 
     def __init__(self, folder: Path, settings: RuntimeSettings | None = None, ranks: int = 1) -> None:
+        self.folder = folder
         self.config: WhisperConfig = read_config(folder)
         self.processor = Processor(folder, {})
         self.runtime = LocalRuntime(
