@@ -120,9 +120,9 @@ def workload_names(incomplete: str) -> list[str]:
 @_quiet
 def screen_names(incomplete: str) -> list[str]:
     """Complete the screens of `top`."""
-    from mstarctl.top.layout.state import PAGES
+    from mstarctl.top.layout.state import MODELS, PAGES
 
-    return list(PAGES)
+    return [*PAGES, MODELS]
 
 
 @_quiet
@@ -177,6 +177,12 @@ def gateway_names(incomplete: str) -> list[str]:
     return [run.name for run in gateways() if run.holder() is not None]
 
 
+@_quiet
+def served_names(incomplete: str) -> list[str]:
+    """Complete running deployments and gateways of this host."""
+    return [*deployment_names(""), *gateway_names("")]
+
+
 DeploymentName = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="optional if only one runs", autocompletion=deployment_names, callback=bare),
@@ -195,8 +201,8 @@ ServedName = Annotated[
     str | None,
     typer.Argument(
         metavar="[NAME]",
-        help="deployment or model; optional if only one runs",
-        autocompletion=deployment_names,
+        help="deployment, model or gateway; optional if only one runs",
+        autocompletion=served_names,
         callback=bare,
     ),
 ]

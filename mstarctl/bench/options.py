@@ -140,6 +140,8 @@ def _counter(words: Mapping[str, Any]) -> TokenCounter | None:
 
 def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | None = None, **load: Any) -> RunOptions:
     """Return the options of one run. load: fields that replace those of the words. Raises UsageError, NotFound."""
+    if target.is_adapter and words["protocol"] == "generate":
+        raise UsageError(f"{target.card.name} is an adapter, which /generate does not choose", hint="--protocol openai")
     drawn = load_of(words, **load)
     workload = workload_for(words, target)
     processes = min(words["processes"], drawn.concurrency or words["processes"])

@@ -1,4 +1,4 @@
-"""Server under test: a deployment found by its admin socket, or any URL."""
+"""Server under test: a deployment found by its admin socket, a model of a gateway, or any URL."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mstar_core.errors import MstarError, Unreachable, UsageError
+from mstar_core.errors import MstarError, NotFound, Unreachable, UsageError, did_you_mean
 from mstar_core.workloads import ServedModel
 from mstarctl.bench.client.wire import ServerAddress
 
@@ -27,7 +27,10 @@ ANSWER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchTarget:
-    """A server under test. model: name of the model for its plugin. admin: None for a URL."""
+    """A server under test. model: name of the model for its plugin. admin: None for a URL or behind a gateway.
+
+    is_adapter: the card is that of a LoRA adapter, which requests to /generate cannot choose.
+    """
 
     name: str
     model: str
@@ -36,32 +39,48 @@ class BenchTarget:
     card: ServedModel
     admin: AdminClient | None = None
     config: dict[str, Any] | None = None
+    is_adapter: bool = False
 
 
 @contextmanager
 def target_of(
-    options: GlobalOptions, model: str | None, url: str | None, api_key: str | None, ready_s: float
+    options: GlobalOptions,
+    name: str | None,
+    url: str | None,
+    api_key: str | None,
+    ready_s: float,
+    model: str | None = None,
 ) -> Iterator[BenchTarget]:
-    """Find the server and wait until it is ready. Raises UsageError, NotFound, Unreachable."""
-    if (model is None) == (url is None):
-        raise UsageError(
-            "name a deployment or --url, one of them", hint="mstarctl bench run orpheus --workload tts-short"
-        )
+    """Find the server and wait until it is ready. Raises UsageError, NotFound, Unreachable.
+
+    name: of a deployment, its model, or a gateway; with `url`, of a model of that server. model: one of a gateway.
+    """
+    if name is None and url is None:
+        raise UsageError("name a deployment or --url", hint="mstarctl bench run orpheus --workload tts-short")
+    key = api_key or os.environ.get(KEY_VARIABLE)
     if url is not None:
-        key = api_key or os.environ.get(KEY_VARIABLE)
-        yield _of_url(url, key, ready_s)
+        if name is not None and model is not None:
+            raise UsageError("with --url, MODEL and --model exclude each other", hint="omit one of them")
+        yield _of_url(url, key, ready_s, model or name)
         return
-    from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
+    from mstarctl.client.admin import AdminClient
+    from mstarctl.client.endpoints import endpoint_of, gateway_for, name_here, spec_of
     from mstarctl.client.reach import reached
 
-    with reached(options, name_here(options, None if model is None else model.partition(":")[0])) as target:
-        key = api_key or os.environ.get(KEY_VARIABLE)
+    name = str(name).partition(":")[0]
+    if (found := gateway_for(options, name, model)) is not None:
+        run, model = found
+        with AdminClient.of(run) as admin:
+            endpoint = str(admin.head()["endpoint"])
+        yield _of_url(endpoint, key, ready_s, model)
+        return
+    with reached(options, name_here(options, name)) as target:
         if target.run is not None:
             spec = spec_of(target.run)
             key = key or next(iter(spec.api.api_keys), None)
-            served = _of_url(endpoint_of(spec), key, ready_s)
+            served = _of_url(endpoint_of(spec), key, ready_s, model)
         else:
-            served = _of_url(str(target.admin.head()["endpoint"]), key, ready_s)
+            served = _of_url(str(target.admin.head()["endpoint"]), key, ready_s, model)
         head = target.admin.head()
         config = {"weights": head.get("weights"), "boot": head.get("boot"), "state": head.get("state")}
         yield BenchTarget(
@@ -72,11 +91,14 @@ def target_of(
             card=served.card,
             admin=target.admin,
             config=config,
+            is_adapter=served.is_adapter,
         )
 
 
-def _of_url(url: str, key: str | None, ready_s: float) -> BenchTarget:
+def _of_url(url: str, key: str | None, ready_s: float, model: str | None = None) -> BenchTarget:
+    """Return the server at a URL, or one model of the gateway there. model: by default the only or the first one."""
     from mstarctl.client.endpoints import url_of
+    from mstarctl.client.gateways import chosen_card, is_gateway_list, model_of, model_url
 
     parts = url_of(url)
     is_tls = parts.scheme == "https"
@@ -96,14 +118,37 @@ def _of_url(url: str, key: str | None, ready_s: float) -> BenchTarget:
         headers=headers,
         is_verified=parts.hostname not in ("127.0.0.1", "localhost", "::1"),
     )
-    card = _card(server, ready_s)
+    cards = _cards(server, ready_s)
+    if is_gateway_list(cards):
+        chosen = chosen_card(cards, model, parts.netloc, parts.geturl())
+        name = model_of(chosen)
+        adapter = str(chosen["id"]) if "parent" in chosen else None
+        return replace(_of_url(model_url(parts.geturl(), name), key, ready_s, adapter), name=str(chosen["id"]))
+    card = _named(cards, model, parts.netloc)
     return BenchTarget(
-        name=card.name or parts.netloc, model=card.name or parts.netloc, url=parts.geturl(), server=server, card=card
+        name=card.name or parts.netloc,
+        model=card.name or parts.netloc,
+        url=parts.geturl(),
+        server=server,
+        card=card,
+        is_adapter=any(each["id"] == card.name and each.get("parent") for each in cards),
     )
 
 
-def _card(server: ServerAddress, ready_s: float) -> ServedModel:
-    """Wait until the server is ready and read its first model. A server without models gets an empty card."""
+def _named(cards: list[dict[str, Any]], name: str | None, where: str) -> ServedModel:
+    """Return the card of a model or adapter by its name, by default of the first; empty for a server without models."""
+    models = [ServedModel.of(card) for card in cards]
+    if name is None:
+        return models[0] if models else ServedModel(name="")
+    found = next((card for card in models if name == card.name or name in card.aliases), None)
+    if found is None:
+        hint = did_you_mean(name, [card.name for card in models])
+        raise NotFound(f"{where} serves no model {name!r}", hint=hint, kind="model", name=name)
+    return found
+
+
+def _cards(server: ServerAddress, ready_s: float) -> list[dict[str, Any]]:
+    """Wait until the server is ready and return its /v1/models; empty for a server without this route."""
     end = time.monotonic() + ready_s
     while True:
         try:
@@ -111,9 +156,10 @@ def _card(server: ServerAddress, ready_s: float) -> ServedModel:
         except OSError as error:
             status, body = 0, str(error).encode()
         if status == 200 and is_ready(server):
-            return ServedModel.of(json.loads(body)["data"][0])
+            cards: list[dict[str, Any]] = json.loads(body)["data"]
+            return cards
         if status in (404, 405):
-            return ServedModel(name="")
+            return []
         if status in (401, 403):
             raise Unreachable(f"{server.host} refuses the key", f"status {status}", f"--api-key, or {KEY_VARIABLE}")
         if time.monotonic() >= end:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mstar_core.client import Line
 from mstar_core.codec import NPY_MAGIC, read_npy
-from mstar_core.errors import ConfigError, UsageError
+from mstar_core.errors import ConfigError, UsageError, did_you_mean
 from mstarctl.client.api import ApiClient
 
 STATE_NAMES: Final = ("robot_state", "states")
@@ -32,7 +32,7 @@ class Card:
     """A served model as its api describes it. parameters: their names.
 
     speech: `verbatim` if the model reads a text aloud, `answer` if it answers, empty if it does not speak.
-    capabilities: None if the server lists none, as servers of other kinds.
+    capabilities: None if the server lists none, as servers of other kinds. parent: the base of an adapter, else empty.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Card:
     speech: str = ""
     aliases: tuple[str, ...] = ()
     capabilities: frozenset[str] | None = None
+    parent: str = ""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Card:
@@ -59,7 +60,16 @@ class Card:
             speech=str(facts.get("speech", "")),
             aliases=tuple(facts.get("aliases", ())),
             capabilities=None if capabilities is None else frozenset(capabilities),
+            parent=str(facts.get("parent") or ""),
         )
+
+
+def named_model(models: tuple[Card, ...], name: str) -> Card:
+    """Return a served model or adapter by its name or alias. Raises UsageError."""
+    found = next((card for card in models if name == card.name or name in card.aliases), None)
+    if found is None:
+        raise UsageError(f"the server has no model {name!r}", hint=did_you_mean(name, [card.name for card in models]))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import UsageError, did_you_mean
-from mstarctl.call.ask import Card, parse_params
+from mstarctl.call.ask import named_model, parse_params
 from mstarctl.chat.attachments import MEDIA, part_of
 from mstarctl.chat.documents import read_conversation, read_schema, read_tools, write_conversation
 from mstarctl.chat.prompt import paths
@@ -198,14 +198,6 @@ def _model(state: ChatState, argument: str, say: Say) -> Then:
         other = f"  also {', '.join(card.aliases)}" if card.aliases else ""
         say(f"{'*' if card.name == state.card.name else ' '} {card.name}{other}")
     return Then.GO_ON
-
-
-def named_model(models: tuple[Card, ...], name: str) -> Card:
-    """Return a served model or adapter by its name or alias. Raises UsageError."""
-    found = next((card for card in models if name == card.name or name in card.aliases), None)
-    if found is None:
-        raise UsageError(f"the server has no model {name!r}", hint=did_you_mean(name, [card.name for card in models]))
-    return found
 
 
 def _save(state: ChatState, argument: str, say: Say) -> Then:

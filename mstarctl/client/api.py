@@ -27,9 +27,17 @@ class ApiClient(Closing):
     """Client of one API. Closing it, or leaving a stream early, closes the connection, which cancels the request."""
 
     def __init__(
-        self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
-        """transport: replaces TCP, for tunnels, TLS and tests. Proxies of the environment are not used."""
+        """transport: replaces TCP, for tunnels, TLS and tests. Proxies of the environment are not used.
+
+        silence_s: longest time without data; a gateway that loads a model is silent for longer than a deployment.
+        """
         import httpx
 
         from mstar_core.client.http import Http, SyncSession  # here, because httpx is slow to import
@@ -37,7 +45,7 @@ class ApiClient(Closing):
         self.base_url = base_url
         has_tls = base_url.startswith("https:")  # reading the system's certificates takes 17 ms
         self._client = httpx.Client(transport=transport, trust_env=False, verify=has_tls)
-        self._http = Http(SyncSession(self._client), base_url, timeout_s=SILENCE_S, api_key=api_key)
+        self._http = Http(SyncSession(self._client), base_url, timeout_s=silence_s, api_key=api_key)
 
     def generate(
         self,

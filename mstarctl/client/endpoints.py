@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ConfigError, NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
+from mstarctl.client.gateways import gateway_of_model, running_gateways
 from mstarctl.client.reach import context_of
 from mstarctl.output.options import GlobalOptions
 
@@ -27,6 +28,26 @@ def name_here(options: GlobalOptions, name: str | None) -> str | None:
             name=name,
         )
     return serving[0] if serving else name
+
+
+def gateway_for(options: GlobalOptions, name: str | None, model: str | None) -> tuple[RunDirectory, str | None] | None:
+    """Return the gateway of this host through which a name is reached, and the model to choose, None for its only one.
+
+    The name is that of a gateway, or of a model of one that no deployment serves under this name. Without a name it is
+    the only gateway, if no deployment runs. Returns None for a deployment. Raises NotFound if several gateways fit.
+    """
+    if options.socket is not None or not context_of(options).is_local:
+        return None
+    gateways = running_gateways()
+    running = {run.name for run in deployments() if run.holder() is not None}
+    if name is None:
+        return (next(iter(gateways.values())), model) if len(gateways) == 1 and not running else None
+    if not gateways or name_here(options, name) in running:
+        return None
+    if name in gateways:
+        return gateways[name], model
+    found = gateway_of_model(name)
+    return None if found is None else (found, model or name)
 
 
 def _model_of(run: RunDirectory) -> str:

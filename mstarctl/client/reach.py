@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from mstar_core.errors import NotFound, UsageError, did_you_mean
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client.admin import AdminClient
 from mstarctl.client.contexts import LOCAL, Context, Contexts
-from mstarctl.client.deployments import Known, find_running
+from mstarctl.client.deployments import Known
+from mstarctl.client.gateways import running_gateways, running_here
 from mstarctl.client.tunnel import forwarded, remote_items
 from mstarctl.output.options import GlobalOptions
 
@@ -51,17 +52,22 @@ def only_here(options: GlobalOptions, verb: str) -> None:
 
 
 @contextmanager
-def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
+def reached(
+    options: GlobalOptions, name: str | None, *, serve: Sequence[str] = ("ls",), takes_gateways: bool = False
+) -> Iterator[Reached]:
     """Connect to the running deployment called `name`, or to the only one, while the block runs.
 
-    Raises NotFound with the nearest name, Unreachable if its host or its supervisor does not answer.
+    serve: commands of `mstarctl serve` that do for a gateway what the caller does for a deployment. takes_gateways: a
+    gateway of this host is connected to as well. Raises NotFound with the nearest name, UsageError for a gateway that
+    is not taken, Unreachable if its host or its supervisor does not answer.
     """
     context = context_of(options)
     if options.socket is not None:
         yield _behind(options.socket, name)
         return
     if context.is_local:
-        run = find_running(name)
+        gateway = running_gateways().get(name or "") if takes_gateways else None
+        run = gateway or running_here(name, serve)
         yield Reached(name=run.name, admin=AdminClient.of(run), run=run, context=context)
         return
     if context.socket is not None:

@@ -35,7 +35,7 @@ def api(
     if not path.startswith("/") or any(character.isspace() for character in path):
         raise UsageError(f"{path!r} is not a path", hint="begin with /, such as /v1/snapshot")
     data = sys.stdin.buffer.read() if body == "-" else body.encode()
-    with reached(printer.options, name) as target:
+    with reached(printer.options, name, takes_gateways=True) as target:
         status, _, pieces = target.admin.raw(method.value, path, data)
         if status >= 400:
             raise error_of(status, b"".join(pieces))

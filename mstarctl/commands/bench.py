@@ -13,7 +13,7 @@ import typer
 
 from mstar_core.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from mstarctl.commands.bench_conversation import conversation
-from mstarctl.complete import deployment_names, workload_names
+from mstarctl.complete import served_names, workload_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 
@@ -47,9 +47,14 @@ SWEEP_WORDS: Final[dict[str, Any]] = {
 FORMATS: Final = ("table", "json", "md")
 
 ModelName = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="deployment or model", autocompletion=deployment_names)
+    str | None, typer.Argument(metavar="[MODEL]", help="deployment, model or gateway", autocompletion=served_names)
 ]
-Url = Annotated[str | None, typer.Option("--url", help="any server with /generate or the OpenAI routes, without MODEL")]
+Url = Annotated[
+    str | None, typer.Option("--url", help="any server with /generate or the OpenAI routes; MODEL is then one of it")
+]
+ServedModelName = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="a model of a gateway; optional if it has only one")
+]
 WorkloadName = Annotated[
     str | None,
     typer.Option(
@@ -121,6 +126,7 @@ def run(
     ctx: typer.Context,
     model: ModelName = None,
     url: Url = None,
+    served_model: ServedModelName = None,
     workload: WorkloadName = None,
     dataset: Dataset = None,
     rate: Rate = None,
@@ -170,7 +176,7 @@ def run(
     _check_format(output)
     checked(ctx.params)
     ready_s = parse_duration(ready_timeout, "--ready-timeout")
-    with target_of(printer.options, model, url, api_key, ready_s) as target:
+    with target_of(printer.options, model, url, api_key, ready_s, served_model) as target:
         options = run_options(ctx.params, target)
         with _display(printer, ctx) as display:
             facts = BenchRun(target, options, display).perform()
@@ -189,6 +195,7 @@ def sweep(
     ctx: typer.Context,
     model: ModelName = None,
     url: Url = None,
+    served_model: ServedModelName = None,
     workload: WorkloadName = None,
     dataset: Dataset = None,
     rate: SweepRate = None,
@@ -235,7 +242,8 @@ def sweep(
     words = {**SWEEP_WORDS, **ctx.params, "rate": "1", "concurrency": None, "out": None}
     loads = [] if rate == "auto" else points_of(rate or concurrency or "", "--rate" if rate else "--concurrency")
     checked(words)
-    with target_of(printer.options, model, url, api_key, parse_duration(ready_timeout, "--ready-timeout")) as target:
+    ready_s = parse_duration(ready_timeout, "--ready-timeout")
+    with target_of(printer.options, model, url, api_key, ready_s, served_model) as target:
         folder = out or out_of({**words, "label": label or "sweep"}, target, workload_for(words, target))
         folder.mkdir(parents=True, exist_ok=False)
         with _display(printer, ctx) as display:
@@ -327,7 +335,8 @@ def _run_both(
     for number, name in enumerate(order_of(repeat)):
         side = sides[name]
         ready_s = parse_duration(side["ready_timeout"], "--ready-timeout")
-        with target_of(printer.options, side["model"], side["url"], side["api_key"], ready_s) as target:
+        where = (side["model"], side["url"], side["api_key"], ready_s, side["served_model"])
+        with target_of(printer.options, *where) as target:
             options = run_options(side, target, out=folder / name / f"{number:02d}")
             with _display(printer, ctx) as display:
                 display.say(f"{name}, run {number + 1} of {2 * repeat}")

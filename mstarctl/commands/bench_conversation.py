@@ -25,7 +25,12 @@ DEFAULT_TURNS: Final = 8
 def conversation(
     ctx: typer.Context,
     target: ServedName = None,
-    url: Annotated[str | None, typer.Option("--url", help="any server with /v1/realtime, in place of NAME")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="any server with /v1/realtime; NAME is then a model of it")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="a model of a gateway; optional if it has only one")
+    ] = None,
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="conversations at once")] = 1,
     turns: Annotated[int | None, typer.Option("--turns", min=1, help="spoken turns of each  [default: 8]")] = None,
     duration: Annotated[
@@ -78,7 +83,7 @@ def conversation(
     count = turns or (DEFAULT_TURNS if duration_s is None else None)
     sounds = [read_turn(path) for path in files or ()]
     fields = parse_params(params or [])
-    with served(printer.options, target, api_key, printer, url=url) as server:
+    with served(printer.options, target, api_key, printer, url=url, model=model) as server:
         if not {"audio"} <= set(server.card.inputs) or "audio" not in server.card.outputs:
             raise UsageError(
                 f"{server.card.name} does not hear and speak",

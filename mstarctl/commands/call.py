@@ -7,17 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
 
-from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory
-from mstarctl.call.ask import Ask, Card, parse_params, read_files, requested_outputs, state_param
+from mstarctl.call.ask import Ask, Card, named_model, parse_params, read_files, requested_outputs, state_param
 from mstarctl.call.flags import flags_named
 from mstarctl.call.notice import warn_once
 from mstarctl.call.pace import keep_pace
@@ -26,8 +25,10 @@ from mstarctl.call.report import Progress, Tally, report, report_pace
 from mstarctl.call.samples import chosen, sampled, sampled_output
 from mstarctl.call.sink import Sink, chosen_output
 from mstarctl.call.starting import check_started
+from mstarctl.client.admin import AdminClient
 from mstarctl.client.api import ApiClient
-from mstarctl.client.endpoints import endpoint_of, name_here, spec_of, url_of
+from mstarctl.client.endpoints import endpoint_of, gateway_for, name_here, spec_of, url_of
+from mstarctl.client.gateways import chosen_card, is_awake, is_gateway_list, model_of, model_url
 from mstarctl.client.reach import Reached, reached
 from mstarctl.client.realtime import RealtimeAddress
 from mstarctl.client.tunnel import forwarded
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE: Final = "MSTAR_API_KEY"
 TICKS: Final = 100
+LOAD_S: Final = 900.0
+"""Longest silence of a gateway that loads or wakes a model."""
 
 
 def call(
@@ -86,8 +89,15 @@ def call(
     max_misses: Annotated[
         int | None, typer.Option("--max-misses", min=0, help="with --rate: exit 8 if more deadlines are missed")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="address of a deployment or gateway; NAME is then a model of it")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="a model of a gateway; optional if it has only one")
+    ] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", help=f"API key for a deployment of another host; also {KEY_VARIABLE}")
+        str | None,
+        typer.Option("--api-key", help=f"API key for a gateway or a deployment of another host; also {KEY_VARIABLE}"),
     ] = None,
 ) -> None:
     """Send one request and write the answer to a file."""
@@ -100,8 +110,16 @@ def call(
     if is_played and rate is not None:
         raise UsageError("--play and --rate exclude each other", hint="omit one of them")
     words = sys.stdin.read() if text == "-" else text
-    with served(printer.options, target, api_key, printer, is_waiting=is_waiting) as server, flags_named(server.card):
+    with (
+        served(printer.options, target, api_key, printer, is_waiting=is_waiting, url=url, model=model) as server,
+        flags_named(server.card),
+    ):
         card = server.card
+        if card.parent:
+            raise UsageError(
+                f"{card.name} is an adapter of {card.parent}, which /generate does not choose",
+                hint=f"mstarctl chat {server.name} --model {card.name}",
+            )
         sample = None
         if is_sample or sample_name is not None:
             sample = chosen(server.name, server.client.samples(), sample_name)
@@ -134,7 +152,10 @@ def call(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The connected api of one deployment. Valid inside the `served` block. address: of its realtime route."""
+    """The connected api of one deployment, or of one model of a gateway. Valid inside the `served` block.
+
+    address: of its realtime route. card: of the chosen model.
+    """
 
     name: str
     client: ApiClient
@@ -154,38 +175,46 @@ def served(
     *,
     is_waiting: bool = False,
     url: str | None = None,
+    model: str | None = None,
 ) -> Iterator[Server]:
-    """Find a deployment by its name or its model's name, here or on another host, and read its model card.
+    """Find a deployment by its name or its model's name, here, on another host or behind a gateway; read its card.
 
     is_waiting: wait for one of this host that is starting. Raises Unavailable without it. url: of any server with the
-    OpenAI routes, in place of a deployment. Raises UsageError if both are given.
+    OpenAI routes, in place of a deployment; `target` is then a model of it. model: a model of a gateway, or a model or
+    adapter of another server; by default its only or its first one. Raises UsageError if the choice is not clear.
     """
     key = api_key or os.environ.get(KEY_VARIABLE)
+    facts: dict[str, Any]
     if url is not None:
-        if target is not None:
-            raise UsageError("name a deployment or --url, one of them", hint="--model chooses a model of the server")
+        if target is not None and model is not None:
+            raise UsageError("with --url, NAME and --model exclude each other", hint="omit one of them")
         parts = url_of(url)
         address = RealtimeAddress(url=parts.geturl().rstrip("/").removesuffix("/v1"), key=key)
-        with ApiClient(address.url, api_key=key) as client:
-            card = _card(client)
-            yield Server(name=card.name, client=client, address=address, card=card, facts={"url": parts.geturl()})
+        with _at(address, model or target, parts.netloc, printer, {"url": parts.geturl()}) as server:
+            yield server
         return
     name = None if target is None else target.partition(":")[0]
+    if (found := gateway_for(options, name, model)) is not None:
+        run, model = found
+        facts = {"gateway": run.name}
+        with _at(_address_of(run, key), model, f"gateway {run.name!r}", printer, facts) as server:
+            yield server
+        return
     with reached(options, name_here(options, name)) as reached_target:
         if reached_target.run is not None:
             check_started(reached_target.run, printer, is_waiting=is_waiting)
             spec = spec_of(reached_target.run)
-            facts: dict[str, Any] = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
+            facts = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
             own_key = key or next(iter(spec.api.api_keys), None)
-            address = RealtimeAddress(url=endpoint_of(spec), key=own_key, tls=tls_context(spec))
+            address = RealtimeAddress(url=endpoint_of(spec), key=own_key, tls=tls_context(spec.api.tls_cert))
             with ApiClient(address.url, api_key=own_key, transport=tls_transport(address.tls)) as client:
-                card, run = _card(client), reached_target.run
-                yield Server(name=spec.name, client=client, address=address, card=card, facts=facts, run=run)
+                card, own_run = _card(client, model), reached_target.run
+                yield Server(name=spec.name, client=client, address=address, card=card, facts=facts, run=own_run)
             return
         with _forwarded_api(reached_target, key) as (client, address):
             head = reached_target.admin.head()
             facts = {"deployment": reached_target.name, "model": head.get("model"), "weights": head.get("weights")}
-            name, card = reached_target.name, _card(client)
+            name, card = reached_target.name, _card(client, model)
             yield Server(name=name, client=client, address=address, card=card, facts=facts, is_tunnelled=True)
 
 
@@ -205,20 +234,56 @@ def _forwarded_api(target: Reached, key: str | None) -> Iterator[tuple[ApiClient
             yield client, RealtimeAddress(url="http://localhost", key=key, socket=local)
 
 
-def _card(client: ApiClient) -> Card:
-    models = client.models()
+def _address_of(run: RunDirectory, key: str | None) -> RealtimeAddress:
+    """Return the address of a running gateway of this host."""
+    with AdminClient.of(run) as admin:
+        endpoint = str(admin.head()["endpoint"])
+        return RealtimeAddress(url=endpoint, key=key, tls=tls_context(admin.get("/v1/config")["serve"].get("tls_cert")))
+
+
+@contextmanager
+def _at(
+    address: RealtimeAddress, model: str | None, where: str, printer: Printer, facts: dict[str, Any]
+) -> Iterator[Server]:
+    """Connect to a server, or through a gateway to one of its models, whose routes are below /m/MODEL.
+
+    where: the server in errors. facts: in the report of a request.
+    """
+    with ApiClient(address.url, api_key=address.key, transport=tls_transport(address.tls)) as client:
+        cards = client.models()
+        if not is_gateway_list(cards):
+            card = _card(client, model, cards)
+            yield Server(
+                name=card.name, client=client, address=address, card=card, facts={"deployment": card.name, **facts}
+            )
+            return
+    chosen = chosen_card(cards, model, where, address.url)
+    name = model_of(chosen)
+    if not is_awake(chosen):
+        printer.say(f"{name} is {chosen['state']}: {where} makes it ready first")
+    address = replace(address, url=model_url(address.url, name))
+    with ApiClient(address.url, api_key=address.key, transport=tls_transport(address.tls), silence_s=LOAD_S) as client:
+        card = _card(client, str(chosen["id"]) if "parent" in chosen else None)
+        yield Server(
+            name=name, client=client, address=address, card=card, facts={"deployment": name, "model": name, **facts}
+        )
+
+
+def _card(client: ApiClient, name: str | None = None, models: list[dict[str, Any]] | None = None) -> Card:
+    """Return the card of a model or adapter by its name, by default of the first. models: of the server, if known."""
+    models = client.models() if models is None else models
     if not models:
         raise NotFound(f"{client.base_url} serves no model", hint="see its log", kind="model", name="")
-    return Card.of(models[0])
+    return Card.of(models[0]) if name is None else named_model(tuple(map(Card.of, models)), name)
 
 
-def tls_context(spec: DeploymentSpec) -> ssl.SSLContext | None:
-    """Return the TLS settings for a deployment of this host. Its certificate is trusted, whatever its host name."""
-    if spec.api.tls_cert is None:
+def tls_context(certificate: str | None) -> ssl.SSLContext | None:
+    """Return the TLS settings for a server of this host. Its certificate is trusted, whatever its host name."""
+    if certificate is None:
         return None
     import ssl
 
-    context = ssl.create_default_context(cafile=spec.api.tls_cert)
+    context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False  # the connection uses an address; the certificate's key proves the identity
     return context
 

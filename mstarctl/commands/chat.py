@@ -11,7 +11,6 @@ from mstar_core.errors import ConfigError, UsageError
 from mstarctl.call.ask import CHAT_ROUTE, Card, parse_params
 from mstarctl.call.notice import warn_once
 from mstarctl.call.player import find_player, required_player
-from mstarctl.chat.commands import named_model
 from mstarctl.chat.conversation import ChatMessages
 from mstarctl.chat.documents import read_conversation, read_schema, read_tools
 from mstarctl.chat.session import ChatOptions, ChatSession, is_interactive
@@ -26,10 +25,11 @@ def chat(
     ctx: typer.Context,
     target: ServedName = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="any server with the OpenAI routes, in place of NAME")
+        str | None, typer.Option("--url", help="any server with the OpenAI routes; NAME is then a model of it")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="a model or adapter of the server; default: its first")
+        str | None,
+        typer.Option("--model", metavar="NAME", help="a model or adapter of the server; default: its first or only"),
     ] = None,
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="instruction before the conversation")
@@ -65,7 +65,8 @@ def chat(
         bool, typer.Option("--history/--no-history", help="keep typed lines for the next start")
     ] = True,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", help=f"API key for a deployment of another host; also {KEY_VARIABLE}")
+        str | None,
+        typer.Option("--api-key", help=f"API key for a gateway or a deployment of another host; also {KEY_VARIABLE}"),
     ] = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -81,10 +82,10 @@ def chat(
         raise ConfigError(f"{out} is not a folder", hint=f"mkdir -p {out}", file=str(out), key="out")
     talk = ChatMessages() if load is None else read_conversation(load)
     talk.system = talk.system if system is None else system
-    with served(printer.options, target, api_key, printer, url=url) as server:
+    with served(printer.options, target, api_key, printer, url=url, model=model) as server:
         check_chat(server)
         models = tuple(Card.of(facts) for facts in server.client.models())
-        settings = ChatSettings(card=server.card if model is None else named_model(models, model), voice=voice)
+        settings = ChatSettings(card=server.card, voice=voice)
         settings.params = parse_params(params or [])
         if tools is not None:
             settings.check("tools", "tools")

@@ -336,9 +336,9 @@ def config_of(text: str) -> ResolvedConfig:
 
 def running_spec(name: str) -> DeploymentSpec:
     """Return the specification of a running deployment. Raises NotFound."""
-    from mstarctl.client.deployments import find_running
+    from mstarctl.client.gateways import running_here
 
-    run = find_running(name)
+    run = running_here(name)
     try:
         return DeploymentSpec.load(run.spec)
     except OSError as error:

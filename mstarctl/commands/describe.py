@@ -7,12 +7,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from mstar_core.errors import NotFound, UsageError, did_you_mean
-from mstar_core.host.run_dir import deployments
+from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client import Known, find_known, known_deployments
+from mstarctl.client.gateways import known_gateways, running_gateways
 from mstarctl.client.holders import holder_of, request_path
 from mstarctl.client.reach import context_of, known_at
 from mstarctl.complete import KINDS, deployment_names, described, plugin_names
 from mstarctl.objects.deployment import deployment_item, deployment_lines
+from mstarctl.objects.gateway import gateway_item, gateway_lines
 from mstarctl.objects.hosts import host_item, host_lines
 from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item, request_lines, session_item
 from mstarctl.output import Printer
@@ -51,6 +53,9 @@ def describe(
         check_second(kind, of, name)
     match kind:
         case "deployment":
+            if (gateway := _gateway(printer.options, of)) is not None:
+                printer.item("gateway", gateway_item(gateway), list(gateway_lines(gateway)))
+                return
             known = _deployment(printer.options, of)
             printer.item(kind, deployment_item(known), list(deployment_lines(known)))
         case "model":
@@ -115,7 +120,7 @@ def check_second(kind: str, of: str, name: str) -> None:
 def kinds_of(name: str) -> list[str]:
     """Return the kinds of objects of this host that have a name, in the order in which `describe` prefers them."""
     named = {
-        "deployment": {item.name for item in known_deployments()},
+        "deployment": {*(item.name for item in known_deployments()), *running_gateways()},
         "node": {key.partition("/")[2] for key in described("node/")},
         "request": {key.partition("/")[2] for key in described("request/")},
         "model": {name for model in Plugins.discover().models() for name in (model.name, *model.aliases)},
@@ -127,6 +132,14 @@ def kinds_of(name: str) -> list[str]:
 def _deployment(options: GlobalOptions, name: str) -> Known:
     is_here = options.socket is None and context_of(options).is_local
     return find_known(name) if is_here else known_at(options, name)
+
+
+def _gateway(options: GlobalOptions, name: str) -> Known | None:
+    """Return the running gateway of this host that is called `name`, unless a deployment has the name."""
+    is_here = options.socket is None and context_of(options).is_local
+    if not is_here or name not in running_gateways() or RunDirectory.of(name).spec.is_file():
+        return None
+    return next(iter(known_gateways(lambda each: each == name)), None)
 
 
 def _any(options: GlobalOptions, name: str | None) -> Known | None:

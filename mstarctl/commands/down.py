@@ -15,6 +15,7 @@ from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments, gateways
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import find_known, find_running, forget
+from mstarctl.client.gateways import running_gateways
 from mstarctl.client.reach import context_of, reached
 from mstarctl.complete import DeploymentNames
 from mstarctl.output import Printer, duration_text
@@ -85,7 +86,7 @@ def _chosen(names: Sequence[str] | None, is_all: bool, printer: Printer) -> list
         matches = []
         for name in one_or(names):
             try:
-                matches.append(_gateway(name) or find_running(name))
+                matches.append(running_gateways().get(name or "") or find_running(name))
             except NotFound as missing:
                 raise _not_running(name, missing) from None
         return matches
@@ -95,11 +96,6 @@ def _chosen(names: Sequence[str] | None, is_all: bool, printer: Printer) -> list
         printer.say("no deployment is running")
         raise typer.Exit(ExitCode.NOT_FOUND)
     return running
-
-
-def _gateway(name: str | None) -> RunDirectory | None:
-    """Return the running gateway of this name, None if there is none."""
-    return next((run for run in gateways() if run.name == name and run.holder() is not None), None)
 
 
 def _not_running(name: str | None, missing: NotFound) -> NotFound:

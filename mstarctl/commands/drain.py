@@ -22,7 +22,7 @@ def drain(
 ) -> None:
     """Refuse new requests; those in flight finish."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as target:
+    with reached(printer.options, name, serve=("down",)) as target:
         admin, who = target.admin, target.name
         state = admin.act("drain")["state"]
         if state != "draining":

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mstar_core.errors import Unreachable
+from mstar_core.errors import Unreachable, UsageError
 from mstarctl.client import AdminClient
+from mstarctl.client.gateways import running_gateways
 from mstarctl.client.reach import context_of, reached
 from mstarctl.commands.logs import folder_of
 from mstarctl.complete import PastDeploymentName
@@ -50,6 +51,10 @@ def events_of(options: GlobalOptions, name: str | None, *, is_following: bool) -
             yield from _live(target.admin, follow=is_following)
         return
     run, folder = folder_of(name)
+    if run is not None and run == running_gateways().get(run.name):
+        raise UsageError(
+            f"gateway {run.name!r} has no events", hint=f"mstarctl logs {run.name}, or mstarctl serve ls {run.name}"
+        )
     if is_following and run is not None and run.holder() is not None:
         yield from _live(AdminClient.of(run), follow=True)
     elif (folder / FILE).exists():

@@ -1,4 +1,4 @@
-"""`mstarctl logs`: prints the logs of a deployment's processes, also after its end."""
+"""`mstarctl logs`: prints the logs of a deployment's processes or of a gateway, also after its end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.errors import NotFound, UsageError
-from mstar_core.host.run_dir import RunDirectory, deployments
+from mstar_core.host.run_dir import RunDirectory, deployments, gateways
 from mstar_core.observe.frames import LOCAL
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import find_running, last_log_dir
+from mstarctl.client.gateways import running_gateways
 from mstarctl.client.log_lines import fields_text, parse_lines
 from mstarctl.client.reach import context_of, known_at, reached
 from mstarctl.complete import PastDeploymentName, host_names, process_names
@@ -63,7 +64,7 @@ def logs(
     grep: Annotated[str, typer.Option("--grep", metavar="RE", help="only lines that match")] = "",
     request: Annotated[str, typer.Option("--request", metavar="ID", help="only lines of one request")] = "",
 ) -> None:
-    """Show the logs of a deployment."""
+    """Show the logs of a deployment or a gateway."""
     printer = Printer.of(ctx)
     if printer.format == "name":
         raise UsageError("a log line has no name", hint="use -o json or -o yaml; mstarctl events has names")
@@ -109,7 +110,12 @@ def remote_lines(
 
 
 def folder_of(name: str | None) -> tuple[RunDirectory | None, Path]:
-    """Return the log directory of the running deployment, else of its last start. Raises NotFound."""
+    """Return the log directory of the running deployment or gateway, else of its last start. Raises NotFound."""
+    gateway = running_gateways().get(name or "")
+    if gateway is not None and RunDirectory.of(gateway.name).holder() is None:
+        folder = last_log_dir(gateway.name)
+        if folder is not None:
+            return gateway, folder
     known = find_known(find_running(name).name if name is None else name)
     folder = known.log_dir or last_log_dir(known.name)
     if folder is None:
@@ -153,7 +159,7 @@ def _has_ended(run: RunDirectory | None, folder: Path) -> bool:
     return (
         (folder / "outcome.json").exists()
         or run is None
-        or run.name not in {other.name for other in deployments()}
+        or run.name not in {other.name for other in (*deployments(), *gateways())}
         or run.holder() is None
     )
 

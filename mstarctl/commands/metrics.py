@@ -27,7 +27,7 @@ def metrics(
     """Print every metric in Prometheus text format."""
     printer = Printer.of(ctx)
     pattern = compiled(match)
-    with reached(printer.options, name) as target:
+    with reached(printer.options, name, takes_gateways=True) as target:
         text = target.admin.text("/v1/metrics")
     if printer.format == "table":
         for line in text.splitlines():

@@ -12,6 +12,7 @@ from mstar_core.errors import ExitCode, NotFound, UsageError, did_you_mean
 from mstar_core.host.leftovers import end_leftovers
 from mstarctl.client import Known, find_known, known_deployments
 from mstarctl.client.deployments import forget, last_log_dir
+from mstarctl.client.gateways import known_gateways
 from mstarctl.client.reach import context_of, only_here, reached
 from mstarctl.client.tunnel import remote_items
 from mstarctl.complete import bare, deployment_names
@@ -19,7 +20,6 @@ from mstarctl.objects.host import host_lines, read_host
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.options import GlobalOptions
 from mstarctl.output.units import size_text
-from mstarctl.serve.gateway import known_gateways
 
 LOOP: Final = (Column("LATENCY p50", "latency", is_right=True), Column("REQ/s", "requests_s", is_right=True))
 """Columns of control loops, which have no first token: shown with -o wide, or if a deployment has no other figure."""

@@ -16,7 +16,7 @@ def reload(
 ) -> None:
     """Read the files of API keys and the certificate again, without a restart."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as target:
+    with reached(printer.options, name, serve=("reload",)) as target:
         read = target.admin.act("reload")
     keys = f"{counted(read['api_keys'], 'API key')}, {counted(read['metrics_keys'], 'metrics key')}"
     certificate = f", certificate {read['certificate']}" if read["certificate"] else ""

@@ -27,7 +27,7 @@ def restart(
 ) -> None:
     """Restart a deployment's processes."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as target:
+    with reached(printer.options, name, serve=("restart",)) as target:
         admin, who = target.admin, target.name
         if is_rolling:
             operation = admin.act("restart", rolling=1)["operation"]

@@ -17,12 +17,13 @@ from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
 from mstar_core.gateway.serve_file import ServeFile, load_serve_file
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
+from mstarctl.client.gateways import find_gateway
 from mstarctl.client.reach import only_here
 from mstarctl.complete import gateway_names, target_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.units import counted
-from mstarctl.serve.gateway import NAME, StartedGateway, ending, find_gateway, start_gateway, wait_serving
+from mstarctl.serve.gateway import NAME, StartedGateway, ending, start_gateway, wait_serving
 from mstarctl.start.service.notify import READY, STOPPING, notify
 from mstarctl.start.target import parse_set
 

@@ -33,7 +33,7 @@ def set_values(
     if len(names) > 1 or len(names) == len(words):
         raise UsageError(f"{' '.join(words)!r} sets no key", hint="for example: mstarctl set max_queue=64")
     values = {override.key: override.value for override in map(parse_set, (word for word in words if "=" in word))}
-    with reached(printer.options, names[0] if names else None) as target:
+    with reached(printer.options, names[0] if names else None, serve=("reload",)) as target:
         changed = target.admin.send("/v1/config", {"values": values})["values"]
         printer.say(f"{target.name}: set until it ends; a start takes the values of its file again")
     printer.items("setting", [{"name": key, **change} for key, change in changed.items()], COLUMNS)

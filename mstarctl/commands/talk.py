@@ -13,7 +13,6 @@ from mstar_core.errors import ConfigError, UsageError, did_you_mean
 from mstarctl.call.ask import Card, parse_params
 from mstarctl.call.notice import warn_once
 from mstarctl.call.player import find_player, required_player
-from mstarctl.chat.commands import named_model
 from mstarctl.chat.documents import read_tools
 from mstarctl.chat.session import is_interactive
 from mstarctl.client.realtime import PATH, RealtimeAddress, conversation
@@ -30,9 +29,12 @@ from mstarctl.talk.view import TalkView
 def talk(
     ctx: typer.Context,
     target: ServedName = None,
-    url: Annotated[str | None, typer.Option("--url", help=f"any server with {PATH}, in place of NAME")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help=f"any server with {PATH}; NAME is then a model of it")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="a model or adapter of the server; default: its first")
+        str | None,
+        typer.Option("--model", metavar="NAME", help="a model or adapter of the server; default: its first or only"),
     ] = None,
     instructions: Annotated[
         str | None,
@@ -79,7 +81,8 @@ def talk(
         list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="a parameter of the model; repeatable")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", help=f"API key for a deployment of another host; also {KEY_VARIABLE}")
+        str | None,
+        typer.Option("--api-key", help=f"API key for a gateway or a deployment of another host; also {KEY_VARIABLE}"),
     ] = None,
 ) -> None:
     """Speak with a model: microphone or files in, speech out.
@@ -102,12 +105,8 @@ def talk(
     spoken: list[Turn] | None = [read_turn(path) for path in files] if files else None
     is_terminal = is_interactive() and spoken is None
     player = required_player() if is_played else find_player() if is_played is None and is_terminal else None
-    with served(printer.options, target, api_key, printer, url=url) as server:
-        card = (
-            server.card
-            if model is None
-            else named_model(tuple(Card.of(facts) for facts in server.client.models()), model)
-        )
+    with served(printer.options, target, api_key, printer, url=url, model=model) as server:
+        card = server.card
         check_realtime(server, card)
         hears = "audio" in card.inputs
         if not hears and (files or has_microphone):

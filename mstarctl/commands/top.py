@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from mstar_core.errors import MstarError, UsageError, did_you_mean
-from mstar_core.host.run_dir import RunDirectory, deployments, gateways
+from mstar_core.host.run_dir import RunDirectory, deployments
 from mstar_core.observe.filter import Filter
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import ending_of
-from mstarctl.client.reach import Reached, context_of, reached
+from mstarctl.client.gateways import find_gateway, running_gateways
+from mstarctl.client.reach import Reached, context_of, only_here, reached
 from mstarctl.client.store import Store
 from mstarctl.complete import DeploymentName, screen_names
 from mstarctl.output import Printer
@@ -33,7 +34,7 @@ from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.layout.gateway.models import models_screen
 from mstarctl.top.layout.hosts.screen import host_screen
 from mstarctl.top.layout.request_list import Sort
-from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.layout.state import MODELS, PAGES, State
 from mstarctl.top.saved_view import load_view, save_view
 from mstarctl.top.web import DRIVER
 
@@ -71,7 +72,7 @@ def top(
         typer.Option(
             "--view",
             metavar="V",
-            help=f"the first screen, by default the last one: {', '.join(PAGES)}",
+            help=f"the first screen, by default the last one: {', '.join(PAGES)}; {MODELS} of a gateway",
             autocompletion=screen_names,
         ),
     ] = None,
@@ -100,8 +101,10 @@ def top(
     printer = Printer.of(ctx)
     if theme not in THEMES:
         raise UsageError(f"no theme {theme!r}", hint=did_you_mean(theme, THEMES))
-    if page is not None and page not in PAGES:
-        raise UsageError(f"no screen {page!r}", hint=did_you_mean(page, PAGES))
+    if page is not None and page not in (*PAGES, MODELS):
+        raise UsageError(f"no screen {page!r}", hint=did_you_mean(page, (*PAGES, MODELS)))
+    if page == MODELS and replay is not None:
+        raise UsageError(f"--view {MODELS} shows a running gateway", hint="omit --replay")
     if replay is not None and record is not None:
         raise UsageError("--record and --replay exclude each other", hint="a recording can be copied")
     request_filter = Filter.parse(filter_text or "", expressions=True)
@@ -113,6 +116,10 @@ def top(
         serve_top(sys.argv[1:], web_port)
         return
     look = look_of(printer, is_ascii=is_ascii, is_mono=is_mono, theme=theme)
+    if page == MODELS:
+        only_here(printer.options, f"top --view {MODELS}")
+        show_gateway(find_gateway(name), printer, look, is_once=is_once)
+        return
     state = State(page=page or "overview")
     if name is None and replay is None and not printer.is_machine:
         choice = _choice(printer, look, is_once=is_once)
@@ -164,7 +171,7 @@ def named_gateway(options: GlobalOptions, name: str) -> RunDirectory | None:
     """Return the running gateway of this host that is called `name`, None if there is none."""
     if options.socket is not None or not context_of(options).is_local:
         return None
-    return next((run for run in gateways() if run.name == name and run.holder() is not None), None)
+    return running_gateways().get(name)
 
 
 def show_gateway(run: RunDirectory, printer: Printer, look: Look, *, is_once: bool) -> None:

@@ -1,1 +1,1 @@
-"""Start of gateways and the way to running ones. Used by `mstarctl serve` and `ps`."""
+"""Start of gateways. Used by `mstarctl serve`."""

@@ -1,4 +1,4 @@
-"""Gateways of this host: their start in a process of its own, and those that run."""
+"""Start of a gateway of this host in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.errors import ExitCode, MstarError, NotFound, StartError, Unreachable, did_you_mean
+from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
 from mstar_core.gateway.process.spec import GatewaySpec
 from mstar_core.gateway.serve_file import ServeFile
 from mstar_core.host.ports import check_port
 from mstar_core.host.private_files import write_private
-from mstar_core.host.run_dir import RunDirectory, gateways
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
-from mstarctl.client.deployments import ANSWER_S, Known, read_outcome
+from mstarctl.client.deployments import read_outcome
 from mstarctl.client.log_dirs import new_log_dir, state_root
 from mstarctl.client.log_lines import place_of_last_error
 
@@ -108,38 +107,3 @@ def ending(started: StartedGateway) -> MstarError:
     code = int(outcome.get("exit_code") or ExitCode.START_FAILED)
     error.exit_code = ExitCode(code) if code in {int(known) for known in ExitCode} else ExitCode.START_FAILED
     return error
-
-
-def find_gateway(name: str | None) -> RunDirectory:
-    """Return the running gateway called `name`, or the only one. Raises NotFound with the nearest name."""
-    live = {run.name: run for run in gateways() if run.holder() is not None}
-    if name is None and len(live) == 1:
-        return next(iter(live.values()))
-    if name is not None and name in live:
-        return live[name]
-    if not live:
-        raise NotFound("no gateway is running", hint="start one with: mstarctl serve", kind="gateway", name=name or "")
-    if name is None:
-        hint = f"name one of: {', '.join(sorted(live))}"
-        raise NotFound(f"{len(live)} gateways are running", hint=hint, kind="gateway", name="")
-    raise NotFound(f"no gateway {name!r} is running", hint=did_you_mean(name, live), kind="gateway", name=name)
-
-
-def known_gateways(is_chosen: Callable[[str], bool] = lambda _: True) -> list[Known]:
-    """Return the gateways of this host as `ps` lists them, by name."""
-    return [_known(run) for run in gateways() if is_chosen(run.name)]
-
-
-def _known(run: RunDirectory) -> Known:
-    pid = run.holder()
-    if pid is None:
-        return Known(name=run.name, state="stale", run=run)
-    try:
-        with AdminClient.of(run, ANSWER_S) as admin:
-            snapshot = admin.snapshot()
-    except (Unreachable, MstarError):
-        return Known(name=run.name, state="silent", run=run, pid=pid)
-    head = snapshot["deployment"]
-    return Known(
-        name=run.name, state=str(head["state"]), run=run, pid=pid, snapshot=snapshot, log_dir=Path(head["log_dir"])
-    )

@@ -13,6 +13,9 @@ from mstarctl.top.layout.waterfall import Zoom
 PAGES: Final = ("overview", "graph", "requests", "ranks", "logs", "events", "bench", "sessions")
 """Screens in the order of the keys 1 to 8. `request` is a ninth screen, opened from a row."""
 
+MODELS: Final = "models"
+"""The screen of a gateway."""
+
 TITLES: Final = {name: name.capitalize() for name in PAGES}
 
 

@@ -110,7 +110,8 @@ def test_literal_lines_are_messages(talk: Talk, server: ChatServer, tmp_path: Pa
     [
         (["--url", "http://127.0.0.1:9"], ExitCode.UNREACHABLE, "nothing answers at http://127.0.0.1:9"),
         (["--url", "ftp://x"], ExitCode.USAGE, "--url is 'ftp://x'"),
-        (["omni", "--url", "{url}"], ExitCode.USAGE, "name a deployment or --url"),
+        (["piratte", "--url", "{url}"], ExitCode.USAGE, "did you mean 'pirate'?"),
+        (["omni", "--url", "{url}", "--model", "pirate"], ExitCode.USAGE, "NAME and --model exclude each other"),
         (["--url", "{url}", "--model", "piratte"], ExitCode.USAGE, "did you mean 'pirate'?"),
         (["--url", "{url}", "--model", "pirate", "--schema", "s.json"], ExitCode.USAGE, "structured_outputs"),
         (["--url", "{url}", "--load", "none.json"], ExitCode.INVALID, "none.json cannot be read"),
