@@ -94,7 +94,7 @@ VERBS: tuple[Verb, ...] = (
         "trace", "mstarctl.commands.trace:trace", "Show one request as a waterfall: where its time went.", DEPLOYMENTS
     ),
     Verb("cancel", "mstarctl.commands.cancel:cancel", "Cancel requests and free their resources.", DEPLOYMENTS),
-    Verb("logs", "mstarctl.commands.logs:logs", "Show the logs of a deployment.", DEPLOYMENTS),
+    Verb("logs", "mstarctl.commands.logs:logs", "Show the logs of a deployment or a gateway.", DEPLOYMENTS),
     Verb("events", "mstarctl.commands.events:events", "Show the events of a deployment.", DEPLOYMENTS),
     Verb("metrics", "mstarctl.commands.metrics:metrics", "Print every metric in Prometheus text format.", DEPLOYMENTS),
     Verb("call", "mstarctl.commands.call:call", "Send one request and write the answer to a file.", DEPLOYMENTS),
