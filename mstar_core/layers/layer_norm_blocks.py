@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from torch import nn
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, relu, scaled_dot_product_attention
+
+from mstar_core.layers.linear import join_with_biases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,6 +56,18 @@ class HeadProjections(nn.Module):
         self.k_proj = nn.Linear(spec.width, spec.width, bias=spec.key_bias)
         self.v_proj = nn.Linear(spec.width, spec.width)
         self.out_proj = nn.Linear(spec.width, spec.width)
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Join the projections of `all_three` into one matrix multiplication. Called once the weights are loaded."""
+        self._joined = join_with_biases([self.q_proj, self.k_proj, self.v_proj])
+
+    def all_three(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of one input, [..., heads, head_dim] each. x: [..., width]."""
+        if self._joined is None:
+            return self.queries(x), *self.keys_and_values(x)
+        query, key, value = linear(x, *self._joined).unflatten(-1, (3, self._heads, -1)).unbind(-3)
+        return query, key, value
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries, [..., heads, head_dim]. x: [..., width]."""
@@ -101,8 +115,7 @@ class EncoderBlock(_Block):
         return self._with(self.final_layer_norm, x, self._mlp)
 
     def _attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        parts = (self.self_attn.queries(x), *self.self_attn.keys_and_values(x))
-        query, key, value = (part.transpose(-2, -3) for part in parts)
+        query, key, value = (part.transpose(-2, -3) for part in self.self_attn.all_three(x))
         return self.self_attn.output(scaled_dot_product_attention(query, key, value, mask).transpose(-2, -3))
 
 
@@ -119,8 +132,7 @@ class CausalBlock(_Block):
         return self._with(self.final_layer_norm, x, self._mlp)
 
     def _attended(self, x: Tensor, kv: KVView) -> Tensor:
-        queries = self.self_attn.queries(x)
-        return self.self_attn.output(kv.attend(self._layer, queries, *self.self_attn.keys_and_values(x)))
+        return self.self_attn.output(kv.attend(self._layer, *self.self_attn.all_three(x)))
 
 
 class CrossBlock(CausalBlock):

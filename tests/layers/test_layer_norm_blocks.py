@@ -95,6 +95,18 @@ def test_keys_without_a_bias_and_a_causal_block_without_a_memory() -> None:
     torch.testing.assert_close(whole[:2], part)
 
 
+def test_joined_projections_change_no_output_and_no_name() -> None:
+    block = EncoderBlock(BlockSpec(width=WIDTH, heads=HEADS, inner=INNER, key_bias=False))
+    x = torch.randn(2, TOKENS, WIDTH)
+    with torch.no_grad():
+        expected, names = block(x), set(block.state_dict())
+        block.self_attn.join()
+        torch.testing.assert_close(block(x), expected)
+        assert set(block.state_dict()) == names
+        block.self_attn.k_proj.weight.zero_()
+        assert not block(x).allclose(expected), "the own weights are views of the joined one"
+
+
 def test_attention_without_rotary_does_not_see_positions() -> None:
     layer = Attention(AttentionSpec(width=WIDTH, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH // HEADS), 0)
     x = torch.randn(TOKENS, WIDTH)

@@ -5,16 +5,16 @@ One forward for prompts, decode, captured steps, and reviews of a finished text;
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from mstar_core.layers import Head, TokenEmbedding
+from mstar_core.layers import BlockSpec, CrossBlock, Head, TokenEmbedding
 from mstar_core.layers.linear import join_with_biases
 from mstar_whisper.nodes.alignment import alignment
-from mstar_whisper.nodes.layers import FeedForward, Projections
 from mstar_whisper.nodes.rules import Rules
 
 if TYPE_CHECKING:
@@ -27,25 +27,25 @@ ROWS: Final = 256
 """Rows whose logits a review computes at once: their memory is that of a large decode step."""
 
 
-class DecoderLayer(FeedForward):
-    """Self-attention, attention over the memory, then an MLP."""
+@dataclass(slots=True)
+class Listening:
+    """A view that also keeps the queries of all layers over the memory. Owned by one review."""
 
-    def __init__(self, config: WhisperConfig, layer: int) -> None:
-        super().__init__(config.width, config.decoder_mlp)
-        self._layer = layer
-        self.self_attn = Projections(config.width, config.decoder_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.encoder_attn = Projections(config.width, config.decoder_heads)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.width)
+    inner: MemoryView
+    queries: list[Tensor] = field(default_factory=list)
 
-    def forward(self, x: Tensor, kv: MemoryView, queries: list[Tensor] | None = None) -> Tensor:
-        """Return the layer's output, [T, width]. queries: takes those of the attention over the memory."""
-        attended = kv.attend(self._layer, *self.self_attn.all_three(self.self_attn_layer_norm(x)))
-        x = x + self.self_attn.out(attended)
-        query = self.encoder_attn.queries(self.encoder_attn_layer_norm(x))
-        if queries is not None:
-            queries.append(query)
-        return self.after_attention(x + self.encoder_attn.out(kv.attend_cross(self._layer, query)))
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        return self.inner.attend(layer, query, key, value, scale)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See KeepingView."""
+        self.inner.keep(layer, key, value)
+
+    def attend_cross(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See MemoryView."""
+        self.queries.append(query)
+        return self.inner.attend_cross(layer, query, scale)
 
 
 class Decoder(nn.Module):
@@ -55,9 +55,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = TokenEmbedding(config.vocab, config.width)
         self.embed_positions = nn.Embedding(config.positions, config.width)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.decoder_layers))
+        spec = BlockSpec(width=config.width, heads=config.decoder_heads, inner=config.decoder_mlp, key_bias=False)
+        self.layers = nn.ModuleList(CrossBlock(spec, layer) for layer in range(config.decoder_layers))
         self.layer_norm = nn.LayerNorm(config.width)
-
+        self._heads = config.decoder_heads
         self._memory: tuple[Tensor, Tensor] | None = None
 
     def join(self) -> None:
@@ -70,24 +71,23 @@ class Decoder(nn.Module):
     def remember(self, states: Tensor, kv: MemoryView) -> None:
         """Store the keys and values of encoder states in all layers. states: [T, width], of all windows of the pass."""
         if self._memory is None:
-            parts = [layer.encoder_attn.keys_and_values(states) for layer in self.stack]
-        else:
-            heads = self.stack[0].encoder_attn.heads
-            both = linear(states, *self._memory).unflatten(-1, (len(self.layers), 2, heads, -1))
-            parts = [(both[:, layer, 0], both[:, layer, 1]) for layer in range(len(self.layers))]
-        for layer, (keys, values) in enumerate(parts):
-            kv.keep(layer, keys, values)
+            for block in self.stack:
+                block.remember(states, kv)
+            return
+        both = linear(states, *self._memory).unflatten(-1, (len(self.layers), 2, self._heads, -1))
+        for layer in range(len(self.layers)):
+            kv.keep(layer, both[:, layer, 0], both[:, layer, 1])
 
     @property
-    def stack(self) -> list[DecoderLayer]:
+    def stack(self) -> list[CrossBlock]:
         """The layers, in order."""
-        return cast("list[DecoderLayer]", list(self.layers))
+        return cast("list[CrossBlock]", list(self.layers))
 
-    def forward(self, tokens: Tensor, positions: Tensor, kv: MemoryView, queries: list[Tensor] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, kv: MemoryView) -> Tensor:
         """Return [T, width]. tokens, positions: int64 [T], all sequences of the step packed."""
         x = self.embed_tokens(tokens) + self.embed_positions(positions)
         for layer in self.layers:
-            x = layer(x, kv, queries)
+            x = layer(x, kv)
         hidden: Tensor = self.layer_norm(x)
         return hidden
 
@@ -152,8 +152,8 @@ class SpeechDecoder(nn.Module):
         review: int64 [items, 4]: first id of the text, form (see `Rules`), frames of sound, place of the start id.
         sound: [items, states, width] of the encoder. summary: log-probability of the text, probability of silence.
         """
-        queries: list[Tensor] | None = None if sound is None else []
-        hidden = self.decoder(written, positions, kv, queries)
+        view = kv if sound is None else Listening(kv)
+        hidden = self.decoder(written, positions, view)
         item = (positions == 0).cumsum(0) - 1
         place = positions - review[item, 0]
         scores = self._scores(hidden, written, self.rules.of_written(written, item, place, review[item, 1]))
@@ -163,12 +163,12 @@ class SpeechDecoder(nn.Module):
         firsts = torch.searchsorted(item, numbers)
         silence = self.head_layer(hidden[firsts + review[:, 3]]).float().softmax(-1)[:, self._config.ids.no_speech]
         outputs: dict[str, Tensor | list[Tensor]] = {"summary": torch.stack([total, silence], dim=-1)}
-        if queries is not None and sound is not None:
+        if isinstance(view, Listening) and sound is not None:
             ends = [*firsts[1:].tolist(), len(written)]
             parts = zip(firsts.tolist(), ends, review.tolist(), sound, strict=True)
             # The last id is the end, which no step has read.
             outputs["weights"] = [
-                self._alignment([query[first + begin : last - 1] for query in queries], states, frames)
+                self._alignment([query[first + begin : last - 1] for query in view.queries], states, frames)
                 for first, last, (begin, _, frames, _), states in parts
             ]
         return outputs

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, pad, scaled_dot_product_attention
+from torch.nn.functional import gelu, pad
 
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.families.mel import LogMel
+from mstar_core.layers import BlockSpec, EncoderBlock
 from mstar_whisper.checkpoint.config import HOP
-from mstar_whisper.nodes.layers import FeedForward, Projections
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,22 +44,6 @@ class Spectrogram(nn.Module):
         return {"mel": [one[: len(clip) // HOP].contiguous() for one, clip in zip(spectra, clips, strict=True)]}
 
 
-class EncoderLayer(FeedForward):
-    """Self-attention over all states of a window, then an MLP."""
-
-    def __init__(self, config: WhisperConfig) -> None:
-        super().__init__(config.width, config.encoder_mlp)
-        self.self_attn = Projections(config.width, config.encoder_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output, [B, states, width]."""
-        parts = self.self_attn.all_three(self.self_attn_layer_norm(x))
-        query, key, value = (part.transpose(1, 2) for part in parts)
-        attended = scaled_dot_product_attention(query, key, value).transpose(1, 2)
-        return self.after_attention(x + self.self_attn.out(attended))
-
-
 class Encoder(nn.Module, CapturesFunction):
     """Windows of spectrograms to states. On CUDA the windows of a batch are encoded by one graph."""
 
@@ -72,7 +56,8 @@ class Encoder(nn.Module, CapturesFunction):
         self.conv1 = nn.Conv1d(config.bins, config.width, kernel_size=3, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, kernel_size=3, stride=2, padding=1)
         self.embed_positions = nn.Embedding(config.states, config.width)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        spec = BlockSpec(width=config.width, heads=config.encoder_heads, inner=config.encoder_mlp, key_bias=False)
+        self.layers = nn.ModuleList(EncoderBlock(spec) for _ in range(config.encoder_layers))
         self.layer_norm = nn.LayerNorm(config.width)
         self._replayed = CapturedFunction(self.encoded, WINDOWS)
 
@@ -83,7 +68,7 @@ class Encoder(nn.Module, CapturesFunction):
     def join(self) -> None:
         """Join the projections of each layer. Called once the weights are loaded."""
         for layer in self.layers:
-            assert isinstance(layer, EncoderLayer)
+            assert isinstance(layer, EncoderBlock)
             layer.self_attn.join()
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:

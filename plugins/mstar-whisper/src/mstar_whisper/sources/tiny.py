@@ -15,7 +15,7 @@ from mstar_whisper.sources.layout import Sizes, vocabulary, write_texts
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the generated files. A folder of another version is replaced."""
 
 SEED: Final = 17
@@ -48,7 +48,7 @@ def random_weights(folder: Path, seed: int) -> dict[str, Tensor]:
     halves = {ENCODER: Encoder(config).state_dict(), DECODER: SpeechDecoder(config).decoder.state_dict()}
     weights: dict[str, Tensor] = {}
     for prefix, half in halves.items():
-        for name, empty in half.items():
+        for name, empty in sorted(half.items()):  # so that the order of modules changes no weight
             drawn = torch.randn(empty.shape, generator=generator) * empty[0].numel() ** -0.5
             is_norm = "norm" in name
             small = 0.02 * torch.randn(empty.shape, generator=generator)
