@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from mstar_core.graph import CLIENT, STATELESS, STEP, Edge, GraphEdge, GraphNode, Loop, NodeSpec, Sequential, Walk
 from mstar_core.plugin import PARTIAL_IMAGE, PROGRESS
 from mstar_wan22.checkpoint.config import Sizes
@@ -17,23 +14,16 @@ STEPS = "f32[s,13]"
 """Table of `request.schedule.Column` of the steps of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WanGraph:
-    """Nodes and walks of one checkpoint."""
-
-    nodes: tuple[NodeSpec, ...]
-    walks: Mapping[str, Walk]
-
-
-def build(sizes: Sizes) -> WanGraph:
-    """Build the graph: text and image encoders, one or two transformers with their solver, and the video decoder."""
+def build(sizes: Sizes) -> tuple[tuple[NodeSpec, ...], dict[str, Walk]]:
+    """Return nodes and walks: text and image encoders, one or two transformers with their solver, the video decoder."""
     channels = sizes.vae.channels
     latents, frame = f"f32[{channels},t,h,w]", f"f32[{channels},1,h,w]"
+    vectors = f"any[n,{sizes.text.width}]"
     text = NodeSpec(
         name="text_encoder",
         engine=STATELESS,
         weight_bytes=11_400_000_000,
-        ports={"tokens": "i64[n]", "text": f"any[n,{sizes.text.width}]"},
+        ports={"tokens": "i64[n]", "text": vectors},
         doc="ids of a prompt to one vector per id",
     )
     image = NodeSpec(
@@ -52,8 +42,8 @@ def build(sizes: Sizes) -> WanGraph:
             weight_bytes=10_000_000_000 if sizes.expands else 28_600_000_000,
             ports={
                 "latents": latents,
-                "text": f"any[n,{sizes.text.width}]",
-                "negative": f"any[n,{sizes.text.width}]?",
+                "text": vectors,
+                "negative": f"{vectors}?",
                 "condition": "f32[c,t,h,w]?",
                 "steps": STEPS,
                 "velocity": latents,
@@ -96,22 +86,17 @@ def build(sizes: Sizes) -> WanGraph:
         batch_key=("latents",),
         doc="one latent frame to one frame, or to four behind the first",
     )
-    reads = {"encode_image": GraphNode(image, ("image", "last_image", "grid"))} if sizes.reads_image else {}
+    chunk = GraphNode(
+        decoder, ("latents", "memory", "condition", STEP), (GraphEdge("frames", CLIENT, modality="video"),)
+    )
     walks: dict[str, Walk] = {
         "encode_text": GraphNode(text, ("tokens",)),
-        **reads,
-        # The loops below start from the last values of this node.
+        # The loops of the denoiser start from the last values of this node.
         "first_noise": GraphNode(solver, ("grid",)),
-        "decode": Loop(
-            "chunks",
-            GraphNode(
-                decoder,
-                ("latents", "memory", "condition", STEP),
-                (GraphEdge("frames", CLIENT, modality="video"),),
-            ),
-            carry={"memory": "memory"},
-        ),
+        "decode": Loop("chunks", chunk, carry={"memory": "memory"}),
     }
+    if sizes.reads_image:
+        walks["encode_image"] = GraphNode(image, ("image", "last_image", "grid"))
     for name, node in zip(("denoise", "denoise_low"), denoisers, strict=False):
         walks[name] = _denoise(name, node, solver)
         # A run that ends with a preview.
@@ -120,7 +105,7 @@ def build(sizes: Sizes) -> WanGraph:
             GraphNode(decoder, ("estimate",), (GraphEdge("image", CLIENT, modality=PARTIAL_IMAGE),)),
         )
     encoders = (text, image) if sizes.reads_image else (text,)
-    return WanGraph(nodes=(*encoders, *denoisers, solver, decoder), walks=walks)
+    return (*encoders, *denoisers, solver, decoder), walks
 
 
 def _denoise(name: str, denoiser: NodeSpec, solver: NodeSpec, *outputs: Edge) -> Loop:

@@ -42,7 +42,8 @@ class Wan22:
             case "text_encoder":
                 return self._loaded(lambda: TextEncoder(sizes.text), node.name)
             case "transformer" | "transformer_2":
-                return Denoiser(self._transformer(node.name), expands=sizes.expands)
+                network = self._loaded(lambda: keep_floats(Transformer(sizes.transformer, ctx.shard)), node.name)
+                return Denoiser(network, expands=sizes.expands)
             case "solver":
                 return Solver(sizes.transformer.outputs, ctx.device)
             case "vae_encoder":
@@ -56,14 +57,6 @@ class Wan22:
     def vocab_size(self, node: NodeSpec) -> int:
         """Return 0: no node samples tokens."""
         return 0
-
-    def _transformer(self, name: str) -> Transformer:
-        def make() -> Transformer:
-            network = Transformer(self._sizes.transformer, self._ctx.shard)
-            keep_floats(network)
-            return network
-
-        return self._loaded(make, name)
 
     def _loaded(self, make: Callable[[], Node], name: str) -> Node:
         with building(self._ctx.device, self._ctx.dtype):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.errors import ConfigError, did_you_mean
+from mstar_core.errors import ConfigError
 from mstar_core.plugin import (
     PARTIAL_IMAGE,
     Image,
@@ -30,16 +30,21 @@ WANTED: Final = ("*.json", "*/*.json", "*/*.safetensors")
 """Patterns of the repository's files that a deployment reads."""
 
 BASE: Final = "wan22"
+WORKLOADS: Final = (
+    WorkloadSpec(name="video-gen", title="texts to videos", target="mstar_wan22.workloads:video_gen"),
+    WorkloadSpec(name="video-animate", title="images to videos", target="mstar_wan22.workloads:video_animate"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """An official checkpoint. sizes: by default; vram_gib: of one GPU that serves it."""
+    """An official checkpoint. sizes: by default; vram_gib: of one GPU that serves it; workloads: of its inputs."""
 
     repo: str
     title: str
     sizes: Sizes
     vram_gib: int
+    workloads: Sequence[WorkloadSpec]
 
 
 VARIANTS: Final[Mapping[str, Variant]] = {
@@ -48,18 +53,21 @@ VARIANTS: Final[Mapping[str, Variant]] = {
         title="Wan 2.2 TI2V-5B: text, and an image, to video",
         sizes=Sizes(),
         vram_gib=40,
+        workloads=WORKLOADS,
     ),
     "wan22_a14b": Variant(
         repo="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
         title="Wan 2.2 T2V-A14B: text to video, two experts",
         sizes=A14B,
         vram_gib=90,
+        workloads=WORKLOADS[:1],
     ),
     "wan22_i2v_a14b": Variant(
         repo="Wan-AI/Wan2.2-I2V-A14B-Diffusers",
         title="Wan 2.2 I2V-A14B: an image and text to video, two experts",
         sizes=I2V_A14B,
         vram_gib=90,
+        workloads=WORKLOADS[1:],
     ),
 }
 OPTIONS: Final[Mapping[str, Any]] = {"negative_prompt": None}
@@ -74,7 +82,7 @@ MINI: Final = {"width": 32, "height": 32, "num_frames": 9, "num_inference_steps"
 
 def spec(name: str, sizes: Sizes) -> ModelSpec:
     """Return the spec of a variant for a checkpoint of these sizes."""
-    graph, variant, is_base = build(sizes), VARIANTS[name], name == BASE
+    (nodes, walks), variant, is_base = build(sizes), VARIANTS[name], name == BASE
     return ModelSpec(
         name=name,
         title=variant.title,
@@ -82,9 +90,9 @@ def spec(name: str, sizes: Sizes) -> ModelSpec:
         inputs=(Text(), Image(max_count=2 if sizes.takes_image else 1)) if sizes.reads_image else (Text(),),
         outputs=(Video(),),
         params=Params,
-        nodes=graph.nodes,
+        nodes=nodes,
         routes=frozenset({"video"}),
-        partitions=(Partition(name="main", program=wan22, walks=graph.walks),),
+        partitions=(Partition(name="main", program=wan22, walks=walks),),
         processor="mstar_wan22.processor:Processor",
         model="mstar_wan22.model:Wan22",
         bind=bind,
@@ -109,12 +117,8 @@ def spec(name: str, sizes: Sizes) -> ModelSpec:
 def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Return the spec with the checkpoint's sizes and the deployment's options.
 
-    Raises ConfigError for an unknown or invalid option, and for the checkpoint of another variant.
+    Raises ConfigError for an invalid option, and for the checkpoint of another variant.
     """
-    for key in model_kwargs:
-        if key not in OPTIONS:
-            hint = did_you_mean(key, OPTIONS)
-            raise ConfigError(f"{model.name} has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
     chosen = {**OPTIONS, **model_kwargs}
     if not isinstance(chosen["negative_prompt"], str | None):
         wrong = f"negative_prompt is {chosen['negative_prompt']!r}"
@@ -130,29 +134,33 @@ def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
 
 
 def _samples(sizes: Sizes) -> tuple[Sample, ...]:
-    rows, columns = 704 // sizes.vae.pixels, 1280 // sizes.vae.pixels
-    frames, columns_of_steps = 31, 13
-    plain = {"tokens": (20,), "grid": (frames, rows, columns), "memory": (0,)}
-    table = {name: (25, columns_of_steps) for name in (("high", "low") if sizes.has_experts else ("high",))}
-    image = {"image": (3, 704, 1280)} if sizes.reads_image else {}
-    files = ("image", "text") if sizes.takes_image else ("text",)
-    text = {**plain, **table, **(image if sizes.takes_image else {})}
-    previews = {f"{name}_0": (12, columns_of_steps) for name in table}
-    video, guided = frozenset({"video"}), {"negative_tokens": (120,)}
+    experts = ("high", "low") if sizes.has_experts else ("high",)
+    columns = 13  # of the table of steps
+    image = {"image": (3, 704, 1280)}
+    text: dict[str, tuple[int, ...]] = {
+        "tokens": (20,),
+        "grid": (31, 704 // sizes.vae.pixels, 1280 // sizes.vae.pixels),
+        "memory": (0,),
+        **dict.fromkeys(experts, (25, columns)),
+        **(image if sizes.takes_image else {}),
+    }
+    guided = {**text, "negative_tokens": (120,)}
+    previews = {f"{expert}_0": (12, columns) for expert in experts}
+    files, video = ("image", "text") if sizes.takes_image else ("text",), frozenset({"video"})
     found = [
-        Sample(name="text to video", inputs={**text, **guided}, outputs=video, files=files, tiny=TINY),
+        Sample(name="text to video", inputs=guided, outputs=video, files=files, tiny=TINY),
         Sample(name="unguided", inputs=text, outputs=video, params={"guidance_scale": 1.0}, files=files, tiny=TINY),
         Sample(
             name="previews",
-            inputs={**text, **guided, **previews},
-            outputs=frozenset({"video", PARTIAL_IMAGE}),
+            inputs={**guided, **previews},
+            outputs=video | {PARTIAL_IMAGE},
             params={"partial_images": 3},
             files=files,
             tiny={**TINY, "num_inference_steps": 4, "flow_shift": 3.0},
         ),
     ]
-    if image and not sizes.takes_image:
-        inputs = {**text, **guided, **image}
+    if sizes.expands:
+        inputs = {**guided, **image}
         found.append(Sample(name="image to video", inputs=inputs, outputs=video, files=("image", "text"), tiny=TINY))
     return tuple(found)
 
@@ -162,20 +170,6 @@ def mstar_models() -> Sequence[ModelSpec]:
     return [spec(name, variant.sizes) for name, variant in VARIANTS.items()]
 
 
-WORKLOADS: Final = (
-    WorkloadSpec(name="video-gen", title="texts to videos", target="mstar_wan22.workloads:video_gen"),
-    WorkloadSpec(name="video-animate", title="images to videos", target="mstar_wan22.workloads:video_animate"),
-)
-
-
 @hookimpl
 def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
-    match model.name:
-        case "wan22":
-            return WORKLOADS
-        case "wan22_a14b":
-            return WORKLOADS[:1]
-        case "wan22_i2v_a14b":
-            return WORKLOADS[1:]
-        case _:
-            return ()
+    return VARIANTS[model.name].workloads if model.name in VARIANTS else ()

@@ -13,7 +13,7 @@ from mstar_core.plugin import PARTIAL_IMAGE
 from mstar_core.plugin.media.images import encode_image, read_image
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_wan22.checkpoint.config import read_sizes
-from mstar_wan22.program import until_preview
+from mstar_wan22.program import step_inputs
 from mstar_wan22.request.images import AREA, best_size, fitted
 from mstar_wan22.request.schedule import step_table
 from mstar_wan22.request.tokenizer import PromptTokenizer
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from mstar_wan22.params import Params
 
-IMAGE: Final = "image"
 NEGATIVE: Final = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
     "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，"
@@ -61,19 +60,17 @@ class Processor:
         if first > 1:
             negative = self._negative if params.negative_prompt is None else params.negative_prompt
             arrays["negative_tokens"] = np.array(self._tokenizer.ids(negative), dtype=np.int64)
-        is_stretched = params.image_fit == "stretch"
         for name, image in zip(("image", "last_image"), images, strict=False):
-            arrays[name] = fitted(image, (width, height), is_stretched=is_stretched)
+            arrays[name] = fitted(image, (width, height), is_stretched=params.image_fit == "stretch")
         previews = params.partial_images if PARTIAL_IMAGE in request.outputs else 0
-        tables = self._steps(params, (first, second), previews)
+        count = params.num_inference_steps or self._usual.steps
         frames = (len(arrays["grid"]) - 1) * self._sizes.vae.frames + 1
-        steps = sum(len(table) for table in tables.values())
         fps = params.fps or self._usual.fps
         return Inputs(
-            arrays={**arrays, **tables},
+            arrays={**arrays, **self._steps(params, count, (first, second), previews)},
             prompt_tokens=len(ids),
             metadata={"video": {"fps": fps, "frames": frames, "width": width, "height": height}},
-            usage={"frames": frames, "steps": steps, "guidance": int(first > 1)},
+            usage={"frames": frames, "steps": count, "guidance": int(first > 1)},
         )
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
@@ -87,19 +84,13 @@ class Processor:
         return encode_image(Image.fromarray(np.ascontiguousarray(output))), {"width": width, "height": height}
 
     def _images(self, request: PromptRequest) -> list[Any]:
-        sizes = self._sizes
-        odd = next((part for part in request.media if part.modality != IMAGE), None)
-        if odd is not None:
-            raise RequestError(f"{odd.modality} is not an input of this model", hint="send an image", field="files")
-        count, most = len(request.media), 2 if sizes.takes_image else int(sizes.reads_image)
+        sizes, count = self._sizes, len(request.media)
+        most = 2 if sizes.takes_image else int(sizes.reads_image)
         if count > most:
-            raise RequestError(
-                f"{count} images were sent",
-                hint="a first and a last image at most" if most == 2 else f"{most} at most",
-                field=IMAGE,
-            )
+            what = "a first and a last image at most" if most == 2 else f"{most} at most"
+            raise RequestError(f"{count} images were sent", hint=what, field="image")
         if sizes.takes_image and not count:
-            raise RequestError("image is missing", hint="this checkpoint animates images", field=IMAGE)
+            raise RequestError("image is missing", hint="this checkpoint animates images", field="image")
         return list(request.media)
 
     def _size(self, params: Params, images: list[Image]) -> tuple[int, int]:
@@ -111,15 +102,8 @@ class Processor:
             return best_size(images[0].size, multiple, area) if images else (width, height)
         for name, side in (("width", params.width), ("height", params.height)):
             if side % multiple:
-                low = max(multiple, side // multiple * multiple)
-                nearest = f"{low} or {side // multiple * multiple + multiple}"
-                raise RequestError(
-                    f"{name} is {side}, allowed is a multiple of {multiple}",
-                    hint=f"the nearest are {nearest}",
-                    field=name,
-                    value=str(side),
-                    allowed=f"a multiple of {multiple}",
-                )
+                low = side // multiple * multiple
+                raise _misfit(name, side, f"a multiple of {multiple}", max(multiple, low), low + multiple)
         return params.width, params.height
 
     def _grid(self, params: Params, width: int, height: int, limit: int) -> np.ndarray:
@@ -132,13 +116,7 @@ class Processor:
             frames = per_latent * round(seconds * fps / per_latent) + 1
         if (frames - 1) % per_latent:
             low = (frames - 1) // per_latent * per_latent + 1
-            raise RequestError(
-                f"num_frames is {frames}, allowed is one more than a multiple of {per_latent}",
-                hint=f"the nearest are {low} and {low + per_latent}",
-                field="num_frames",
-                value=str(frames),
-                allowed=f"{per_latent} k + 1",
-            )
+            raise _misfit("num_frames", frames, f"one more than a multiple of {per_latent}", low, low + per_latent)
         patch, most = sizes.transformer.patch, sizes.transformer.max_positions
         grid = ((frames - 1) // per_latent + 1, height // sizes.vae.pixels, width // sizes.vae.pixels)
         tokens = grid[0] * (grid[1] // patch) * (grid[2] // patch)
@@ -159,18 +137,22 @@ class Processor:
         chosen = usual[0] if first is None else first
         return chosen, second if second is not None else (usual[1] if first is None else chosen)
 
-    def _steps(self, params: Params, scales: tuple[float, float], previews: int) -> dict[str, np.ndarray]:
+    def _steps(self, params: Params, count: int, scales: tuple[float, float], previews: int) -> dict[str, np.ndarray]:
         """Return the tables of steps of each expert, cut behind the steps that a preview follows."""
-        count = params.num_inference_steps or self._usual.steps
         shift = params.flow_shift or self._usual.shift
         table, first = step_table(count, shift, scales, self._sizes.boundary, params.sigma_grid, params.solver)
         cuts = sorted({round(count * number / (previews + 1)) for number in range(1, previews + 1)} - {0, count})
         found: dict[str, np.ndarray] = {}
         for expert, start, stop in (("high", 0, first), ("low", first, count)):
             own = [cut for cut in cuts if start < cut <= stop]
-            for number, cut in enumerate(own):
-                found[until_preview(expert, number)] = table[start:cut]
-                start = cut
+            for name, cut in zip(step_inputs(expert), own, strict=False):
+                found[name], start = table[start:cut], cut
             if start < stop:
                 found[expert] = table[start:stop]
         return found
+
+
+def _misfit(field: str, value: int, allowed: str, *nearest: int) -> RequestError:
+    hint = f"use {' or '.join(str(number) for number in sorted(set(nearest)))}"
+    title = f"{field} is {value}, allowed is {allowed}"
+    return RequestError(title, hint=hint, field=field, value=str(value), allowed=allowed)

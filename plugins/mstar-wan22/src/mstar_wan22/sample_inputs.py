@@ -8,9 +8,9 @@ from typing import Any, Final
 from mstar_core.plugin import Image, ModelSpec, SampleInputs
 from mstar_core.workloads.media import ball_picture, png
 from mstar_wan22 import moves
+from mstar_wan22.plugin import TINY
 
 LAKE: Final = "A small red boat drifts on a calm lake, morning light"
-SMALL: Final[dict[str, Any]] = {"width": 64, "height": 32, "num_frames": 9, "num_inference_steps": 3}
 SHORT: Final[dict[str, Any]] = {"width": 832, "height": 480, "num_frames": 33}
 
 
@@ -21,7 +21,7 @@ def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[Samp
             _drawn(spec.mini_prompt, moves.PARAMS),
             _animated("a red circle moves down", moves.first_picture(), moves.PARAMS),
         ]
-    size = SMALL if source == "tiny" else SHORT
+    size = TINY if source == "tiny" else SHORT
     picture = png(ball_picture(64 if source == "tiny" else 512, 0.5))
     image = spec.input("image")
     animated = [_animated("the ball rolls to the right", picture, size)] if image is not None else []

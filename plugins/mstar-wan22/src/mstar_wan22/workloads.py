@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from mstar_core.workloads import ServedModel, WorkloadRequest, numbered, picture, sentence
+from mstar_wan22.plugin import TINY
 
-TINY: Final[dict[str, Any]] = {"width": 64, "height": 32, "num_frames": 9, "num_inference_steps": 3}
 WORDS: Final = (8, 24)
 
 

@@ -228,11 +228,12 @@ class Transformer(nn.Module):
         return linear(vectors.to(weight.dtype), weight.flatten(1), self.patch_embedding.bias)
 
 
-def keep_floats(module: nn.Module) -> None:
-    """Hold the parameters that need float32 in it, before they are loaded."""
+def keep_floats(module: Transformer) -> Transformer:
+    """Hold the parameters that need float32 in it, before they are loaded. Returns the module."""
     for name, value in module.named_parameters():
         if any(part in name for part in FLOATS):
             value.data = value.data.float()
+    return module
 
 
 class Denoiser(nn.Module, NodeModule):
