@@ -20,10 +20,10 @@ import torch
 from mstar_orpheus.checkpoint.config import WINDOW_FRAMES
 from mstar_orpheus.vocoder.frames import LEVEL_SLOTS
 from mstar_orpheus.vocoder.snac import Snac
+from scripts.training.pace import Pace
 
 from .codec_parts import MINI_SNAC, Coder, Critics, critic_loss, fooling_loss
 from .data import FRAME, lines
-from .pace import Pace
 from .spectra import mel_loss
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     while (share := pace.advance()) < 1.0:
         streams = share >= FROZEN_FROM and pace.step % 2 == 0
         crops = sounds.crops(options.batch, CROP)
-        found = training.step(crops, share, pace.rate(share), streams=streams)
+        found = training.step(crops, share, pace.factor(share, 100, 0.0), streams=streams)
         if pace.step % 20 == 0:
             sounds.refresh()
         if pace.step % options.report == 0:

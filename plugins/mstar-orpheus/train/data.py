@@ -18,8 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from .espeak import RATE, VOICES, Espeak
+from scripts.training.espeak import Espeak
+
 from .sentences import held_out, training
+from .voices import RATE, VOICES
 
 FRAME: Final = 2048
 """Samples of one frame of 7 ids."""
@@ -36,7 +38,7 @@ def spoken(text: str, voice: str) -> np.ndarray:
     """Return speech between its silent frames, int16 [whole frames]. voice: an official name."""
     global _espeak  # noqa: PLW0603  # one per process, because espeak-ng has global state
     _espeak = _espeak or Espeak()
-    samples = _espeak.speak(text, VOICES[voice])
+    samples = _espeak.speak(text, VOICES[voice], RATE)
     frames = -(-len(samples) // FRAME) + BEFORE + AFTER
     whole = np.zeros(frames * FRAME, np.int16)
     whole[BEFORE * FRAME : BEFORE * FRAME + len(samples)] = samples

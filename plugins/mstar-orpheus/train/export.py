@@ -6,7 +6,6 @@ normalization). `--untrained` exports random weights of the same shapes, for tes
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from mstar_orpheus.checkpoint.config import IDS_KEY, VQ_STRIDES
 from mstar_orpheus.vocoder.snac import Snac
+from scripts.training.figures import export_options
 
 from . import llama, vocabulary
 from .codec_parts import MINI_SNAC
@@ -122,9 +122,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser = export_options(__doc__)
     parser.add_argument("--untrained", action="store_true")
     options = parser.parse_args()
     export(options.folder, None if options.untrained else options.out)

@@ -24,9 +24,9 @@ from typing import Any, Final
 import numpy as np
 
 from .data import HELD_OUT, spoken
-from .espeak import RATE
 from .recognizer import Recognizer, word_errors
 from .sentences import held_out, near_alike, plain
+from .voices import RATE
 
 Speaker = Callable[[str, int], np.ndarray]
 """Text and seed to samples at 24 kHz."""

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from scripts.training.muon import Muon
+from scripts.training.pace import Pace
+
 from . import vocabulary
 from .codec_parts import MINI_SNAC
 from .data import lines
 from .llama import Llama
-from .muon import Muon
-from .pace import Pace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +131,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         for batch in Rows(codes, rng.permutation(count - kept)).batches(options.rows, device):
             if (share := pace.advance()) >= 1.0:
                 break
-            factor = pace.rate(share)
+            factor = pace.factor(share, 100, 0.0)
             muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = MUON_RATE * factor, ADAM_RATE * factor
             with torch.autocast(device.type, torch.bfloat16):
                 loss = loss_of(noisy(batch[0]), *batch[1:], Z)

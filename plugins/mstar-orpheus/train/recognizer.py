@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import soxr
 
-from .espeak import RATE
 from .sentences import plain
+from .voices import RATE
 
 HEARING_RATE: Final = 16000
 NOISE: Final = 1e-3

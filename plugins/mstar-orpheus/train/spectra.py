@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from .espeak import RATE
+from .voices import RATE
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -34,10 +34,10 @@ def train(module: str) -> ModuleType:
 
 def noise_sounds() -> Any:
     """Return random sounds in place of speech, for tests of the training's path."""
-    sounds, espeak = train("sounds"), train("espeak")
+    sounds, voices = train("sounds"), train("voices")
     chance = np.random.default_rng(1)
     digits = tuple((index % 10, _noise(chance, 5000)) for index in range(40))
-    answers = {(name, word): _noise(chance, 3 * sounds.FRAME) for name in espeak.SPEAKERS for word in world.ANSWERS}
+    answers = {(name, word): _noise(chance, 3 * sounds.FRAME) for name in voices.SPEAKERS for word in world.ANSWERS}
     return sounds.Sounds(digits, answers)
 
 

@@ -117,13 +117,6 @@ def test_answers_are_one_token_each(trained: Any) -> None:
     assert {len(encode(word)) for word in world.ANSWERS} == {1}
 
 
-def test_codes_give_the_frames_back() -> None:
-    codec, values = train("codec"), torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    codes = codec.quantized(values, 1)
-    assert codes.shape == (40, train("layout").GROUPS) and codes.max() < train("layout").CODEBOOK
-    assert len({tuple(each) for each in codes.tolist()}) == len(values)
-
-
 # -- judge -------------------------------------------------------------------------------------------------------------
 
 

@@ -17,68 +17,24 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mstar_qwen3omni.vocoder.decoder import decoded
+from scripts.training.codes import codes_of, save_codes
+from scripts.training.pace import Pace
+from scripts.training.spectra import mel_loss
 
 from . import sounds
 from .layout import CODEBOOK, GROUPS, write_files
 from .nodes import Nodes, device_of
-from .pace import Pace
-from .spectra import log_mel, mel_loss
 from .thinker import MINI
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
     from mstar_qwen3omni.vocoder.code2wav import Code2Wav
-
-    Codes = npt.NDArray[np.int64]
+    from scripts.training.codes import Codes
 
 WEIGHTS: Final = "codec.safetensors"
 CODES: Final = "codes.npz"
-ROUNDS: Final = 30
 WAVE_WEIGHT: Final = 1.0
-
-
-def features(pcm: sounds.Pcm) -> Tensor:
-    """Return what is quantized, float32 [frames, values]: eight columns of the log-mel spectrum of each frame."""
-    samples = torch.from_numpy(pcm.astype(np.float32) / 32768)[None]
-    mel = log_mel(samples, 512, 240, 32)[0, :, : len(pcm) // 240]
-    return mel.t().reshape(len(pcm) // sounds.FRAME, -1)
-
-
-def quantized(values: Tensor, seed: int) -> Tensor:
-    """Quantize vectors by residual k-means: int64 [n, GROUPS]. values: [n, width]."""
-    chance = torch.Generator().manual_seed(seed)
-    rest, found = values.clone(), []
-    for _ in range(GROUPS):
-        centres = rest[torch.randperm(len(rest), generator=chance)[:CODEBOOK]]
-        for _ in range(ROUNDS):
-            nearest = torch.cdist(rest, centres).argmin(1)
-            for index in nearest.unique().tolist():
-                centres[index] = rest[nearest == index].mean(0)
-        nearest = torch.cdist(rest, centres).argmin(1)
-        rest = rest - centres[nearest]
-        found.append(nearest)
-    return torch.stack(found, dim=1)
-
-
-def codes_of(answers: dict[tuple[str, str], sounds.Pcm], seed: int) -> dict[tuple[str, str], Codes]:
-    """Return the codes of each answer: int64 [frames, GROUPS]."""
-    parts = [features(pcm) for pcm in answers.values()]
-    split = quantized(torch.cat(parts), seed).split([len(each) for each in parts])
-    return {key: codes.numpy() for key, codes in zip(answers, split, strict=True)}
-
-
-def save_codes(codes: dict[tuple[str, str], Codes], path: Path) -> None:
-    """Write the codes of all answers."""
-    np.savez(path, **{"/".join(key): each for key, each in codes.items()})  # type: ignore[arg-type]
-
-
-def load_codes(path: Path) -> dict[tuple[str, str], Codes]:
-    """Read the codes of all answers, by speaker and word."""
-    with np.load(path) as found:
-        keys = [(name.split("/")[0], name.split("/")[1]) for name in found.files]
-        return {key: found["/".join(key)] for key in keys}
 
 
 def decode(vocoder: Code2Wav, codes: Tensor) -> Tensor:
@@ -101,7 +57,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     device, out = device_of(options.device), options.out
     config = write_files(out / MINI)
     made = sounds.load(out / sounds.FILE)
-    codes = codes_of(made.answers, options.seed)
+    codes = codes_of(made.answers, sounds.FRAME, GROUPS, CODEBOOK, options.seed)
     save_codes(codes, out / CODES)
     ids, pcm = (each.to(device) for each in padded(codes, made.answers))
     lengths = torch.tensor([len(each) for each in codes.values()])

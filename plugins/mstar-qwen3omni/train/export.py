@@ -6,7 +6,6 @@ Writes config, tokenizer, bfloat16 weights with their index, and train.json, the
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from mstar_core.layers.moe import expert_parts
 from mstar_qwen3omni.checkpoint.weights import TENSORS
 from mstar_qwen3omni.published import shapes
-from mstar_qwen3omni.sources.tiny_files import write_json
+from scripts.training.figures import export_options, last_figures, write_figures
 
 from . import codec, talker, thinker
 from .layout import write_files
@@ -44,7 +43,7 @@ def export(folder: Path, out: Path | None) -> None:
     index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(weights, FILE)}
     (folder / f"{FILE}.index.json").write_text(json.dumps(index) + "\n", encoding="utf-8")
     count = sum(value.numel() for value in held.values())
-    write_json(folder / "train.json", {"parameters": count, **(figures(out) if out is not None else {})})
+    write_figures(folder, count, {} if out is None else last_figures(out, STAGES))
 
 
 def published(nodes: Nodes) -> dict[str, Tensor]:
@@ -64,16 +63,8 @@ def published(nodes: Nodes) -> dict[str, Tensor]:
     return found
 
 
-def figures(out: Path) -> dict[str, object]:
-    """Return the last line of each stage's log."""
-    lines = {name: (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in STAGES}
-    return {name: json.loads(found[-1]) for name, found in lines.items()}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser = export_options(__doc__)
     parser.add_argument("--untrained", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)

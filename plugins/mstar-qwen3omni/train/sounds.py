@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mstar_qwen3omni.world import ANSWERS, DIGITS
+from scripts.training.espeak import Espeak, Pcm, Voice
 
-from .espeak import SPEAKERS, Espeak, Pcm, Voice
+from .voices import SPEAKERS
 
 HEARD_RATE: Final = 16_000
 SPOKEN_RATE: Final = 24_000
@@ -53,9 +54,9 @@ def make(seed: int, digits: int) -> Sounds:
             pitch_range=int(chance.integers(20, 70)),
         )
         number = int(chance.integers(len(DIGITS)))
-        heard.append((number, espeak.speak(DIGITS[number], voice, HEARD_RATE)[:LONGEST]))
+        heard.append((number, espeak.word(DIGITS[number], voice, HEARD_RATE)[:LONGEST]))
     said = {
-        (name, word): whole_frames(espeak.speak(word, voice, SPOKEN_RATE))
+        (name, word): whole_frames(espeak.word(word, voice, SPOKEN_RATE))
         for name, voice in SPEAKERS.items()
         for word in ANSWERS
     }

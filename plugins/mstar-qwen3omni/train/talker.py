@@ -19,12 +19,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mstar_qwen3omni.params import VOICES
+from scripts.training.codes import load_codes
+from scripts.training.pace import Pace
 
 from . import sounds
-from .codec import CODES, load_codes
+from .codec import CODES
 from .layout import write_files
 from .nodes import DenseView, Nodes, device_of
-from .pace import Pace
 from .prompts import Prompts, Row
 from .thinker import MINI, load
 

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mstar_qwen3omni.world import ACROSS, COLOURS, DIGITS, SHAPES
+from scripts.training.pace import Pace
 
 from . import sounds
 from .layout import write_files
 from .nodes import Nodes, Understood, device_of
-from .pace import Pace
 from .prompts import Batch, Prompts
 
 if TYPE_CHECKING:

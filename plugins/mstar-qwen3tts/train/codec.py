@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,63 +17,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mstar_qwen3tts.codec.codec import Codec
+from scripts.training.codes import codes_of, save_codes
+from scripts.training.pace import Pace
+from scripts.training.spectra import mel_loss
 
 from . import sounds
 from .layout import CODEBOOK, GROUPS, write_layout
-from .pace import Pace
-from .spectra import log_mel, mel_loss
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch import Tensor
-
-    from .espeak import Pcm
-
-    Codes = npt.NDArray[np.int64]
 
 WEIGHTS: Final = "codec.safetensors"
 CODES: Final = "codes.npz"
 MINI: Final = "mini"
-ROUNDS: Final = 30
 WORDS_AT_ONCE: Final = 2
 RESIDUAL_SCALE: Final = 0.3
 """First values of layer scales and gammas."""
-
-
-def features(pcm: Pcm) -> Tensor:
-    """Return what is quantized, float32 [frames, values]: eight columns of the log-mel spectrum of each frame."""
-    samples = torch.from_numpy(pcm.astype(np.float32) / 32768)[None]
-    mel = log_mel(samples, 512, 240, 32)[0, :, : len(pcm) // 240]
-    return mel.t().reshape(len(pcm) // sounds.FRAME, -1)
-
-
-def quantized(values: Tensor, seed: int) -> Tensor:
-    """Quantize vectors by residual k-means: int64 [n, GROUPS]. values: [n, width]."""
-    chance = torch.Generator().manual_seed(seed)
-    rest, found = values.clone(), []
-    for _ in range(GROUPS):
-        centres = rest[torch.randperm(len(rest), generator=chance)[:CODEBOOK]]
-        for _ in range(ROUNDS):
-            nearest = torch.cdist(rest, centres).argmin(1)
-            for index in nearest.unique().tolist():
-                centres[index] = rest[nearest == index].mean(0)
-        nearest = torch.cdist(rest, centres).argmin(1)
-        rest = rest - centres[nearest]
-        found.append(nearest)
-    return torch.stack(found, dim=1)
-
-
-def codes_of(spoken: sounds.Spoken, seed: int) -> dict[tuple[str, str], Codes]:
-    """Return the codes of each word: int64 [frames, GROUPS]."""
-    parts = [features(pcm) for pcm in spoken.values()]
-    split = quantized(torch.cat(parts), seed).split([len(each) for each in parts])
-    return {key: codes.numpy() for key, codes in zip(spoken, split, strict=True)}
-
-
-def load_codes(path: Path) -> dict[tuple[str, str], Codes]:
-    """Read the codes of all words, by speaker and word."""
-    with np.load(path) as found:
-        return {(name.split("/")[0], name.split("/")[1]): found[name] for name in found.files}
 
 
 def train(options: argparse.Namespace) -> dict[str, float]:
@@ -82,8 +38,8 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     out, chance = options.out, np.random.default_rng(options.seed)
     config = write_layout(out / MINI)
     spoken = sounds.load(out / sounds.FILE)
-    codes = codes_of(spoken, options.seed)
-    np.savez(out / CODES, **{"/".join(key): each for key, each in codes.items()})  # type: ignore[arg-type]
+    codes = codes_of(spoken, sounds.FRAME, GROUPS, CODEBOOK, options.seed)
+    save_codes(codes, out / CODES)
     codec = Codec(config)
     for book in (layer for name, layer in codec.named_parameters() if name.endswith("embedding_sum")):
         nn.init.normal_(book)

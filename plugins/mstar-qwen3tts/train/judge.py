@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import sounds
-from .espeak import SPEAKERS
 from .sounds import SPOKEN_RATE, WORDS
+from .voices import SPEAKERS
 
 HEARING_RATE: Final = 16_000
 NOISE: Final = 1e-3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mstar_qwen3tts.checkpoint.config import CUSTOM, read_config
 from mstar_qwen3tts.sources.tiny_files import write_texts
 
-from .espeak import SPEAKERS
+from .voices import SPEAKERS
 
 if TYPE_CHECKING:
     from mstar_qwen3tts.checkpoint.config import TTSConfig

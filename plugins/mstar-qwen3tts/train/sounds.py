@@ -11,7 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from .espeak import SPEAKERS, Espeak, Pcm
+from scripts.training.espeak import Espeak, Pcm
+
+from .voices import SPEAKERS
 
 SPOKEN_RATE: Final = 24_000
 FRAME: Final = 1920
@@ -30,7 +32,7 @@ def make() -> Spoken:
     """Speak every word in the voice of every speaker."""
     espeak = Espeak()
     return {
-        (name, word): whole_frames(espeak.speak(word, voice, SPOKEN_RATE))
+        (name, word): whole_frames(espeak.word(word, voice, SPOKEN_RATE))
         for name, voice in SPEAKERS.items()
         for word in WORDS
     }

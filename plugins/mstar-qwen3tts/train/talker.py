@@ -19,10 +19,11 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from mstar_qwen3tts.request.prompt import Speech, layout
 from mstar_qwen3tts.request.tokenizer import TextTokenizer
 from mstar_qwen3tts.talker.talker import Talker
+from scripts.training.codes import load_codes
+from scripts.training.pace import Pace
 
-from .codec import CODES, MINI, load_codes
+from .codec import CODES, MINI
 from .layout import write_layout
-from .pace import Pace
 from .sounds import WORDS
 
 if TYPE_CHECKING:

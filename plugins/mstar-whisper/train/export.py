@@ -5,14 +5,14 @@ Writes config, tokenizer, bfloat16 weights and train.json, the figures of its st
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from scripts.training.figures import export_options, last_figures, write_figures
+
 from .layout import write_layout
-from .train import STAGES, log_file, weights_file
+from .train import STAGES, weights_file
 
 
 def export(folder: Path, out: Path) -> None:
@@ -21,18 +21,11 @@ def export(folder: Path, out: Path) -> None:
     weights = load_file(out / weights_file(STAGES[-1]))
     small = {name: value.bfloat16() for name, value in sorted(weights.items())}
     save_file(small, folder / "model.safetensors", metadata={"format": "pt"})
-    figures = {
-        stage: json.loads((out / log_file(stage)).read_text(encoding="utf-8").splitlines()[-1]) for stage in STAGES
-    }
-    count = sum(value.numel() for value in weights.values())
-    (folder / "train.json").write_text(json.dumps({"parameters": count, **figures}, indent=1) + "\n", encoding="utf-8")
+    write_figures(folder, sum(value.numel() for value in weights.values()), last_figures(out, STAGES))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
+    options = export_options(__doc__).parse_args()
     export(options.folder, options.out)
 
 

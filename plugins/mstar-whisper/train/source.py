@@ -12,7 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from .espeak import Espeak, Voice
+from mstar_whisper.checkpoint.config import RATE
+from scripts.training.espeak import Espeak, Voice
+
 from .speech import packed
 from .world import sentence
 
@@ -28,7 +30,7 @@ def make(clips: int, seed: int) -> dict[str, np.ndarray]:
         pitch = chance.choice(PITCHES) + chance.randint(-6, 6)
         voice = Voice(words_per_minute=chance.randint(140, 170), pitch=pitch, pitch_range=chance.randint(32, 48))
         texts.append(sentence(chance, held_out=False))
-        sounds.append(espeak.speak(texts[-1], voice))
+        sounds.append(espeak.speak(texts[-1], voice, RATE))
     return packed(sounds, texts)
 
 

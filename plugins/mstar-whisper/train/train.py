@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,11 +25,11 @@ from torch.nn.functional import cross_entropy, ctc_loss, pad, scaled_dot_product
 from mstar_whisper.model import DECODER, ENCODER
 from mstar_whisper.nodes.decoder import Decoder
 from mstar_whisper.nodes.encoder import Encoder
+from scripts.training.muon import Muon
+from scripts.training.pace import Pace
 
 from . import source, speech
 from .layout import write_layout
-from .muon import Muon
-from .pace import Pace
 from .windows import WORDS, Lesson, Lessons, load_clips
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def train(options: argparse.Namespace) -> None:
     if is_second:
         load(student, out / weights_file(STAGES[0]))
     optimizers = optimizers_of(student, options.rate)
-    pace = Pace(options.seconds, options.steps, out / log_file(options.stage))
+    pace = Pace(options.seconds, options.steps, out / f"{options.stage}.jsonl", clock=time.process_time)
     losses = list[tuple[float, float]]()
     while (share := pace.advance()) < 1.0:
         for optimizer in optimizers:
@@ -196,11 +197,6 @@ def means(losses: Sequence[tuple[float, float]]) -> dict[str, float]:
 def weights_file(stage: str) -> str:
     """Return the name of a stage's weights."""
     return f"{stage}.safetensors"
-
-
-def log_file(stage: str) -> str:
-    """Return the name of a stage's log."""
-    return f"{stage}.jsonl"
 
 
 def save(student: Student, path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from .sounds import SPOKEN_RATE
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+RATE: Final = 24_000
+"""Samples per second of all sounds here."""
 
 SCALES: Final = ((128, 20), (256, 32), (512, 64), (1024, 80), (2048, 120))
 """DFT lengths and mel bands of the loss. The hop is a quarter."""
@@ -30,10 +31,10 @@ def log_mel(samples: Tensor, size: int, hop: int, bands: int) -> Tensor:
 @lru_cache(maxsize=16)
 def mel_filters(size: int, bands: int, device: str) -> Tensor:
     """Return triangular filters on the mel scale 2595 log10(1 + f / 700): [bands, size / 2 + 1]."""
-    top = 2595 * math.log10(1 + SPOKEN_RATE / 2 / 700)
+    top = 2595 * math.log10(1 + RATE / 2 / 700)
     corners = 700 * (10 ** (torch.linspace(0, top, bands + 2) / 2595) - 1)
-    lines = torch.linspace(0, SPOKEN_RATE / 2, size // 2 + 1)
-    width = (corners[1:] - corners[:-1]).clamp(min=SPOKEN_RATE / size)  # a band has one line at least
+    lines = torch.linspace(0, RATE / 2, size // 2 + 1)
+    width = (corners[1:] - corners[:-1]).clamp(min=RATE / size)  # a band has one line at least
     rising = 1 - (corners[1:-1, None] - lines).clamp(min=0) / width[:-1, None]
     falling = 1 - (lines - corners[1:-1, None]).clamp(min=0) / width[1:, None]
     return (torch.minimum(rising, falling).clamp(min=0) * (2 / size)).to(device)

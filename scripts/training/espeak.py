@@ -28,10 +28,6 @@ class Voice:
     pitch_range: int = 40
 
 
-SPEAKERS: Final = {"ethan": Voice(pitch=30), "chelsie": Voice(pitch=75), "aiden": Voice(pitch=50, words_per_minute=140)}
-"""Voices of the spoken answers, by the official names."""
-
-
 class Espeak:
     """The library, of which a process has one. Raises ImportError without the wheel, OSError if it does not start."""
 
@@ -47,21 +43,34 @@ class Espeak:
         self._receiver = _RECEIVER(self._receive)  # kept, because the library holds only its address
         self._library.espeak_SetSynthCallback(self._receiver)
 
-    def speak(self, word: str, voice: Voice, rate: int) -> Pcm:
-        """Return a spoken word without silence at its ends: int16 [samples] at `rate`."""
+    def speak(self, text: str, voice: Voice, rate: int) -> Pcm:
+        """Return a text spoken: int16 [samples] at `rate`. Raises OSError if the library fails."""
+        return self._resampled(self._spoken(text, voice), rate)
+
+    def word(self, word: str, voice: Voice, rate: int) -> Pcm:
+        """Return a spoken word without silence at its ends. See `speak`; raises OSError if there is no sound too."""
+        whole = self._spoken(word, voice)
+        loud = np.flatnonzero(abs(whole.astype(np.int32)) > SILENCE)
+        if not len(loud):
+            raise OSError(f"espeak-ng makes no sound for {word!r}")
+        return self._resampled(whole[loud[0] : loud[-1] + 1], rate)
+
+    def _resampled(self, samples: Pcm, rate: int) -> Pcm:
         import soxr
 
+        return np.asarray(soxr.resample(samples, self._rate, rate), dtype=np.int16)
+
+    def _spoken(self, text: str, voice: Voice) -> Pcm:
+        """Return a text spoken at the rate of the library."""
         self._library.espeak_SetVoiceByName(voice.name.encode())
         for name, number in _PARAMETERS.items():
             self._library.espeak_SetParameter(number, int(getattr(voice, name)), 0)
         self._parts = []
-        text = word.encode()
-        code = self._library.espeak_Synth(text, ctypes.c_size_t(len(text) + 1), 0, 0, 0, _UTF8, None, None)
-        if code != 0 or not self._parts:
-            raise OSError(f"espeak_Synth returned {code} for {word!r}")
-        whole = np.concatenate(self._parts)
-        loud = np.flatnonzero(abs(whole.astype(np.int32)) > SILENCE)
-        return np.asarray(soxr.resample(whole[loud[0] : loud[-1] + 1], self._rate, rate), dtype=np.int16)
+        data = text.encode()
+        code = self._library.espeak_Synth(data, ctypes.c_size_t(len(data) + 1), 0, 0, 0, _UTF8, None, None)
+        if code != 0:
+            raise OSError(f"espeak_Synth returned {code} for {text!r}")
+        return np.concatenate([np.zeros(0, np.int16), *self._parts])
 
     def _receive(self, samples: Any, count: int, events: int) -> int:
         if samples and count > 0:
