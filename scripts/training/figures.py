@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,11 +19,3 @@ def last_figures(out: Path, stages: Iterable[str]) -> dict[str, Any]:
     return {
         stage: json.loads((out / f"{stage}.jsonl").read_text(encoding="utf-8").splitlines()[-1]) for stage in stages
     }
-
-
-def export_options(about: str | None) -> argparse.ArgumentParser:
-    """Return the parser of an export, whose arguments are OUT, the folder of the training, and the new FOLDER."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("folder", type=Path)
-    return parser

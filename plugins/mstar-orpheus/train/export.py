@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mstar_orpheus.checkpoint.config import IDS_KEY, VQ_STRIDES
 from mstar_orpheus.vocoder.snac import Snac
-from scripts.training.figures import export_options
+from scripts.training.options import export_options
 
 from . import llama, vocabulary
 from .codec_parts import MINI_SNAC

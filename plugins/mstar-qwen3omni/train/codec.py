@@ -18,6 +18,7 @@ from torch import nn
 
 from mstar_qwen3omni.vocoder.decoder import decoded
 from scripts.training.codes import codes_of, save_codes
+from scripts.training.options import stage_options
 from scripts.training.pace import Pace
 from scripts.training.spectra import mel_loss
 
@@ -97,15 +98,8 @@ def save(vocoder: Code2Wav, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = stage_options(__doc__, seconds=100, batch=8, rate=2e-3)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--steps", type=int, help="end by steps instead")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--report", type=int, default=20, help="steps between lines of the log")
-    parser.add_argument("--seed", type=int, default=1)
     train(parser.parse_args())
 
 

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from mstar_core.layers.moe import expert_parts
 from mstar_qwen3omni.checkpoint.weights import TENSORS
 from mstar_qwen3omni.published import shapes
-from scripts.training.figures import export_options, last_figures, write_figures
+from scripts.training.figures import last_figures, write_figures
+from scripts.training.options import export_options
 
 from . import codec, talker, thinker
 from .layout import write_files

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from mstar_qwen3omni.params import VOICES
 from scripts.training.codes import load_codes
+from scripts.training.options import stage_options
 from scripts.training.pace import Pace
 
 from . import sounds
@@ -190,16 +190,9 @@ def train(options: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = stage_options(__doc__, seconds=100, batch=32, rate=3e-3)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--steps", type=int, help="end by steps instead")
-    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--pool", type=int, default=1024, help="questions whose hidden states are computed once")
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--report", type=int, default=20, help="steps between lines of the log")
-    parser.add_argument("--seed", type=int, default=1)
     train(parser.parse_args())
 
 

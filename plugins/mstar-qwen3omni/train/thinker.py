@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mstar_qwen3omni.world import ACROSS, COLOURS, DIGITS, SHAPES
+from scripts.training.options import stage_options
 from scripts.training.pace import Pace
 
 from . import sounds
@@ -157,17 +158,10 @@ def load(nodes: Nodes, out: Path, name: str = WEIGHTS) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = stage_options(__doc__, seconds=200, batch=64, rate=3e-3)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seconds", type=float, default=200)
-    parser.add_argument("--steps", type=int, help="end by steps instead")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--report", type=int, default=20, help="steps between lines of the log")
     parser.add_argument("--judged", type=int, default=512, help="new questions at the end")
     parser.add_argument("--resume", action="store_true", help="go on from OUT/thinker.safetensors")
-    parser.add_argument("--seed", type=int, default=1)
     train(parser.parse_args())
 
 

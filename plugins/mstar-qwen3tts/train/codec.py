@@ -18,6 +18,7 @@ from torch import nn
 
 from mstar_qwen3tts.codec.codec import Codec
 from scripts.training.codes import codes_of, save_codes
+from scripts.training.options import stage_options
 from scripts.training.pace import Pace
 from scripts.training.spectra import mel_loss
 
@@ -86,15 +87,7 @@ def save(codec: Codec, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--steps", type=int, help="end by steps instead")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--report", type=int, default=20, help="steps between lines of the log")
-    parser.add_argument("--seed", type=int, default=1)
-    train(parser.parse_args())
+    train(stage_options(__doc__, seconds=300, batch=2, rate=2e-3).parse_args())
 
 
 if __name__ == "__main__":

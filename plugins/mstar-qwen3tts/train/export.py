@@ -11,7 +11,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from mstar_qwen3tts.sources.tiny_files import save_weights
-from scripts.training.figures import export_options, last_figures, write_figures
+from scripts.training.figures import last_figures, write_figures
+from scripts.training.options import export_options
 
 from . import codec, talker
 from .layout import write_layout

@@ -20,6 +20,7 @@ from mstar_qwen3tts.request.prompt import Speech, layout
 from mstar_qwen3tts.request.tokenizer import TextTokenizer
 from mstar_qwen3tts.talker.talker import Talker
 from scripts.training.codes import load_codes
+from scripts.training.options import stage_options
 from scripts.training.pace import Pace
 
 from .codec import CODES, MINI
@@ -142,15 +143,7 @@ def save(talker: Talker, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--steps", type=int, help="end by steps instead")
-    parser.add_argument("--batch", type=int, default=12)
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--report", type=int, default=20, help="steps between lines of the log")
-    parser.add_argument("--seed", type=int, default=1)
-    train(parser.parse_args())
+    train(stage_options(__doc__, seconds=120, batch=12, rate=3e-3).parse_args())
 
 
 if __name__ == "__main__":

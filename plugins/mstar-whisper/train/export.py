@@ -9,7 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from scripts.training.figures import export_options, last_figures, write_figures
+from scripts.training.figures import last_figures, write_figures
+from scripts.training.options import export_options
 
 from .layout import write_layout
 from .train import STAGES, weights_file

@@ -26,6 +26,7 @@ from mstar_whisper.model import DECODER, ENCODER
 from mstar_whisper.nodes.decoder import Decoder
 from mstar_whisper.nodes.encoder import Encoder
 from scripts.training.muon import Muon
+from scripts.training.options import stage_options
 from scripts.training.pace import Pace
 
 from . import source, speech
@@ -220,15 +221,8 @@ def load(student: Student, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = stage_options(__doc__, seconds=420, batch=32, rate=3e-3)
     parser.add_argument("--stage", choices=STAGES, required=True)
-    parser.add_argument("--seconds", type=float, default=420, help="of one core")
-    parser.add_argument("--steps", type=int, help="end by steps instead")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--report", type=int, default=20, help="steps between lines of the log")
-    parser.add_argument("--seed", type=int, default=1)
     train(parser.parse_args())
 
 
