@@ -40,35 +40,10 @@ from mstar_core.plugin import (
     param,
     sampling_param,
 )
-from mstar_whisper.checkpoint.config import RATE, TokenIds, WhisperConfig, read_config
+from mstar_whisper.checkpoint.config import OFFICIAL, RATE, WhisperConfig, read_config
 from mstar_whisper.program import MEMORY, transcribe
 
 PLUGIN_API = 1
-LANGUAGE_IDS = range(50259, 50359)
-OFFICIAL = WhisperConfig(
-    vocab=51866,
-    width=1280,
-    bins=128,
-    encoder_layers=32,
-    encoder_heads=20,
-    encoder_mlp=5120,
-    decoder_layers=4,
-    decoder_heads=20,
-    decoder_mlp=5120,
-    states=1500,
-    positions=448,
-    ids=TokenIds(
-        start=50258,
-        end=50257,
-        no_times=50364,
-        previous=50362,
-        no_speech=50363,
-        transcribe=50360,
-        translate=50359,
-        languages={f"language {number}": number for number in LANGUAGE_IDS},
-    ),
-)
-"""Sizes of `openai/whisper-large-v3-turbo`: shown before a checkpoint is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,30 +126,24 @@ def whisper(config: WhisperConfig) -> ModelSpec:
         ragged=("ids", "record", "weights"),
         doc="ids and record of a window, for the client",
     )
-    to_client = (GraphEdge("token", CLIENT, modality="text"),)
     text, segments = GraphEdge("text", CLIENT, modality="text"), GraphEdge("segments", CLIENT, modality="segments")
     encode = GraphNode(encoder, ("mel", "place"), (GraphEdge("states", memory),))
     remember = GraphNode(memory, ("states",))
     others = _without(sorted(ids.languages.values()), config.vocab)
-    stop = StopOn("token", (ids.end,), unless="ignore_eos")
-
-    def write(name: str, outputs: tuple[GraphEdge, ...]) -> Loop:
-        body = GraphNode(decoder, ("token", "marks"), outputs)
-        return Loop(name, body, carry={"token": "token", "marks": "marks"}, stop=stop)
-
     told = ("ids", "record", "weights")
     walks: dict[str, Walk] = {
         "first": Sequential(GraphNode(spectrogram, ("pcm",), (GraphEdge("mel", encoder),)), encode, remember),
         "listen": Sequential(encode, remember),
         "detect": GraphNode(decoder, ("tokens",), suppress=others),
-        "prompt": GraphNode(decoder, ("tokens",)),
-        "prompt_aloud": GraphNode(decoder, ("tokens",), to_client),
-        "write": write("write", ()),
-        "write_aloud": write("write_aloud", to_client),
         "review": GraphNode(decoder, ("written", "review", "sound")),
         "tell": GraphNode(transcript, told, (text, segments)),
         "tell_record": GraphNode(transcript, told, (segments,)),
     }
+    stop = StopOn("token", (ids.end,), unless="ignore_eos")
+    for aloud, edges in (("", ()), ("_aloud", (GraphEdge("token", CLIENT, modality="text"),))):
+        body = GraphNode(decoder, ("token", "marks"), edges)
+        walks[f"prompt{aloud}"] = GraphNode(decoder, ("tokens",), edges)
+        walks[f"write{aloud}"] = Loop(f"write{aloud}", body, carry={"token": "token", "marks": "marks"}, stop=stop)
     return ModelSpec(
         name="whisper",
         title="Whisper: speech to text and to English, with timestamps, for recordings of any length",

@@ -45,40 +45,35 @@ class Window:
 def transcribe(request: ProgramRequest) -> ProgramGenerator:
     """Transcribe every window. See `Inputs.facts` of the processor for what a program knows of the checkpoint."""
     facts, params = request.facts, request.params
-    ids, heard, spoken = facts["ids"], None, list[int]()
-    silent: dict[str, Any] = {"branches": (MEMORY,), "sample": False}
-    wants_words = params.words and "segments" in request.outputs
-    language = facts["language"]
-    place = _next_window(facts, 0)
+    ids, spoken = facts["ids"], list[int]()
+    heard: dict[str, Signal] = {}
+    keep = ("states",) if params.words and "segments" in request.outputs else ()
+    language, place = facts["language"], _next_window(facts, 0)
     while place is not None:
         seek, frames = place
-        keep = ("states",) if wants_words else ()
-        if heard is None:
-            listen = Run("first", pcm=request.inputs["pcm"], place=place, keep=("mel", *keep), **silent)
-        else:
+        silent: dict[str, Any] = {"place": place, "branches": (MEMORY,), "sample": False}
+        if heard:
             yield Reset(MEMORY)
-            listen = Run("listen", mel=heard, place=place, keep=keep, **silent)
-        runs = [listen]
+            runs = [Run("listen", mel=heard["mel"], keep=keep, **silent)]
+        else:
+            runs = [Run("first", pcm=request.inputs["pcm"], keep=("mel", *keep), **silent)]
         if language is None:
             yield Reset()
             detect = Run("detect", tokens=(ids["start"],), reads=("token",), sampling={"temperature": 0.0})
-            answers = yield [listen, detect]
+            answers = yield [*runs, detect]
+            heard |= answers[0].signals
             language, runs = int(answers[1].values["token"][0]), []
-            heard = answers[0].signals["mel"] if heard is None else heard
-            states = answers[0].signals.get("states")
         prompt = _prompt(request, language, spoken)
         window = None
         for temperature in _temperatures(params):
             yield Reset()
             draws = _draw(request, prompt, temperature)
             answers = yield [*runs, *draws]
-            if runs:
-                heard = answers[0].signals["mel"] if heard is None else heard
-                states = answers[0].signals.get("states")
-            window = Window(prompt, _drawn(answers[-len(draws) :], len(prompt) - 1), temperature)
+            heard |= answers[0].signals
             runs = []
+            window = Window(prompt, _drawn(answers[-len(draws) :], len(prompt) - 1), temperature)
             if params.fallback or "segments" in request.outputs:
-                yield from _review(request, window, frames, states)
+                yield from _review(request, window, frames, heard.get("states"))
             if not (params.fallback and _is_poor(params, window)):
                 break
         assert window is not None
@@ -115,6 +110,10 @@ def _is_timed(request: ProgramRequest) -> bool:
     return bool(request.params.timestamps) or facts["frames"] > facts["window"]
 
 
+def _is_aloud(request: ProgramRequest) -> bool:
+    return bool(request.params.incremental) and not request.params.fallback
+
+
 def _prompt(request: ProgramRequest, language: int, spoken: Sequence[int]) -> tuple[int, ...]:
     """Return the ids that a window's text follows: earlier text, then start, language, task and form."""
     facts, ids = request.facts, request.facts["ids"]
@@ -131,7 +130,7 @@ def _draw(request: ProgramRequest, prompt: tuple[int, ...], temperature: float) 
     A prompt without earlier text has no pass of its own: the loop begins with its first id and draws the others, which
     the rules allow alone. Decode steps are captured and shared by all requests, and passes of prompts are not.
     """
-    is_aloud = request.params.incremental and not request.params.fallback
+    is_aloud = _is_aloud(request)
     room = min(request.params.max_output_tokens, request.facts["positions"] - len(prompt))
     sampling, form = {"temperature": temperature}, int(_is_timed(request))
     start, *head = prompt
@@ -156,15 +155,13 @@ def _drawn(answers: Sequence[WalkResult], head: int) -> list[int]:
 
 def _review(request: ProgramRequest, window: Window, frames: int, states: Signal | None) -> Steps:
     """Read a window's ids again in one pass: their probability, that of silence, and what each of them listens to."""
-    begin = len(window.prompt)
     starts = window.prompt.index(request.facts["ids"]["start"])
-    review = (begin, int(_is_timed(request)), frames, starts)
     sounds: dict[str, Any] = {"sound": states} if states is not None else {}
     yield Reset()
     answer = yield Run(
         "review",
         written=(*window.prompt, *window.ids),
-        review=review,
+        review=(len(window.prompt), int(_is_timed(request)), frames, starts),
         reads=("summary",),
         keep=("weights",) if sounds else (),
         sample=False,
@@ -191,8 +188,7 @@ def _tell(request: ProgramRequest, window: Window, ids: Sequence[int], seek: int
     scores = (window.temperature, window.mean, window.ratio, window.no_speech)
     record = (start_s, float(frames), *scores, float(language), float(len(ids)))
     weights: dict[str, Any] = {"weights": window.weights} if window.weights is not None else {}
-    aloud = request.params.incremental and not request.params.fallback
-    return Run("tell_record" if aloud else "tell", ids=tuple(ids), record=record, **weights)
+    return Run("tell_record" if _is_aloud(request) else "tell", ids=tuple(ids), record=record, **weights)
 
 
 def _closed(ids: Sequence[int], first_time: int) -> Sequence[int]:

@@ -11,10 +11,10 @@ from typing import Final
 import torch
 
 from mstar_core.plugin.conformance import KeyMap
+from mstar_whisper.checkpoint.config import OFFICIAL
 from mstar_whisper.model import DECODER, ENCODER
 from mstar_whisper.nodes.decoder import SpeechDecoder
 from mstar_whisper.nodes.encoder import Encoder
-from mstar_whisper.plugin import OFFICIAL
 
 ATTENTION: Final = ("k_proj.weight", *(f"{part}_proj.{kind}" for part in "vq" for kind in ("weight", "bias")))
 BOTH: Final = ("weight", "bias")

@@ -88,6 +88,32 @@ class WhisperConfig:
         return {"ids": ids, "vocab": self.vocab, "positions": self.positions, "window": self.frames}
 
 
+OFFICIAL: Final = WhisperConfig(
+    vocab=51866,
+    width=1280,
+    bins=128,
+    encoder_layers=32,
+    encoder_heads=20,
+    encoder_mlp=5120,
+    decoder_layers=4,
+    decoder_heads=20,
+    decoder_mlp=5120,
+    states=1500,
+    positions=448,
+    ids=TokenIds(
+        start=50258,
+        end=50257,
+        no_times=50364,
+        previous=50362,
+        no_speech=50363,
+        transcribe=50360,
+        translate=50359,
+        languages={f"language {number}": number for number in range(50259, 50359)},
+    ),
+)
+"""Sizes of `openai/whisper-large-v3-turbo`: shown before a checkpoint is read."""
+
+
 def read_config(folder: Path) -> WhisperConfig:
     """Read the config of a checkpoint folder. Raises WeightsError naming the file and key."""
     config = JsonFields.read(folder / CONFIG)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from mstar_core.families.byte_tokenizer import byte_tokenizer
 from mstar_core.families.tokenizer import FILE
 from mstar_whisper.checkpoint.config import CONFIG, GENERATION, HOP, RATE, STRIDE
 
@@ -41,25 +42,13 @@ class Sizes:
 
 def vocabulary(states: int, words: Sequence[str] = ()) -> Tokenizer:
     """Return a byte-level tokenizer. words: tokens beside single bytes, each with its space in front."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens, merges = list(letters), list[tuple[str, str]]()
+    merges: dict[str, str] = {}
     for word in words:
-        spelled = ("Ġ" + word) if not word.startswith("Ġ") else word
+        spelled = word if word.startswith("Ġ") else "Ġ" + word
         for cut in range(2, len(spelled) + 1):
-            part = spelled[:cut]
-            if part not in tokens:
-                tokens.append(part)
-                merges.append((spelled[: cut - 1], spelled[cut - 1]))
-    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    control = (END, START, *LANGUAGES, *TASKS.values(), *REST)
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
+            merges.setdefault(spelled[:cut], f"{spelled[: cut - 1]} {spelled[cut - 1]}")
     times = [f"<|{number * STRIDE * HOP / RATE:.2f}|>" for number in range(states + 1)]
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in times])
-    return tokenizer
+    return byte_tokenizer((END, START, *LANGUAGES, *TASKS.values(), *REST), merges=[*merges.values()], markers=times)
 
 
 def write_texts(folder: Path, tokenizer: Tokenizer, sizes: Sizes, dtype: str = "float32") -> None:
