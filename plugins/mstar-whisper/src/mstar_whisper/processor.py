@@ -18,6 +18,7 @@ from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_whisper.checkpoint.config import HOP, RATE, read_config
 from mstar_whisper.text.record import segments_of
 from mstar_whisper.text.tokens import Tokens
+from mstar_whisper.windows import around
 
 LEAST: Final = 400
 """Samples of one frame: the shortest sound."""
@@ -47,13 +48,12 @@ class Processor:
             detail = f"{len(samples)} samples at {RATE} Hz, at least {LEAST} are needed"
             raise BadMedia("the sound is too short", detail, "send at least 25 ms of sound", field="files")
         prompt = self._prompt(" ".join(filter(None, (request.params.prompt, request.text))))
-        ids = self._config.ids
         facts = {
             **self._config.facts(),
             "frames": max(self._config.frames, len(samples) // HOP),
             "windows": self._windows(samples) if request.params.vad else None,
             "prompt": prompt,
-            "language": self._language(request.params.language) if ids.languages else 0,
+            "language": self._language(request.params.language) if self._config.ids.languages else 0,
         }
         self._check_task(request.params.task)
         seconds = len(samples) / RATE
@@ -78,15 +78,7 @@ class Processor:
         return self._tokens.encode(" " + text.strip())[-most:] if text.strip() else []
 
     def _windows(self, samples: npt.NDArray[np.float32]) -> list[tuple[int, int]]:
-        """Return first frame and number of frames of windows around speech: as many parts as fit into each."""
-        most, found = self._config.frames, list[tuple[int, int]]()
-        for start, end in speech_spans(samples, "vad"):
-            first, last = start // HOP, end // HOP
-            if found and last - found[-1][0] <= most:
-                found[-1] = (found[-1][0], last - found[-1][0])
-                continue
-            found += [(at, min(most, last - at)) for at in range(first, last, most)]
-        return found
+        return around([(start // HOP, end // HOP) for start, end in speech_spans(samples, "vad")], self._config.frames)
 
     def _language(self, language: str | None) -> int | None:
         if language is None:

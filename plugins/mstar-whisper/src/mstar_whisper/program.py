@@ -13,12 +13,10 @@ from mstar_core.plugin import ProgramRequest, Reset, Run, Signal, WalkResult
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_whisper.checkpoint.config import HEAD
 from mstar_whisper.text.segments import STEP_S, compression, split
+from mstar_whisper.windows import next_window
 
 MEMORY: Final = "memory"
 """Cache branch with the encoder states of the window."""
-
-LEAST: Final = 40
-"""Frames of the rest of a window around speech that may hold a word: speech has a margin of half as many."""
 
 RAISED: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures of further attempts."""
@@ -30,7 +28,7 @@ Steps = Generator[Any, Any, Any]
 
 
 @dataclass(slots=True)
-class Window:
+class Attempt:
     """One attempt at a window. ids: drawn, with the end if it was drawn. prompt: ids before them."""
 
     prompt: tuple[int, ...]
@@ -64,27 +62,27 @@ def transcribe(request: ProgramRequest) -> ProgramGenerator:
             heard |= answers[0].signals
             language, runs = int(answers[1].values["token"][0]), []
         prompt = _prompt(request, language, spoken)
-        window = None
+        attempt = None
         for temperature in _temperatures(params):
             yield Reset()
             draws = _draw(request, prompt, temperature)
             answers = yield [*runs, *draws]
             heard |= answers[0].signals
             runs = []
-            window = Window(prompt, _drawn(answers[-len(draws) :], len(prompt) - 1), temperature)
+            attempt = Attempt(prompt, _drawn(answers[-len(draws) :], len(prompt) - 1), temperature)
             if params.fallback or "segments" in request.outputs:
-                yield from _review(request, window, frames, heard.get("states"))
-            if not (params.fallback and _is_poor(params, window)):
+                yield from _review(request, attempt, frames, heard.get("states"))
+            if not (params.fallback and _is_poor(params, attempt)):
                 break
-        assert window is not None
-        written = window.ids[:-1] if window.ids and window.ids[-1] == ids["end"] else window.ids
-        if params.fallback and _is_silent(params, window):
+        assert attempt is not None
+        written = attempt.ids[:-1] if attempt.ids and attempt.ids[-1] == ids["end"] else attempt.ids
+        if params.fallback and _is_silent(params, attempt):
             place = _next_window(facts, seek + frames)
             continue
         spans, step = split(written, ids["first_time"], frames)
         kept = written[: spans[-1].last]
-        yield _tell(request, window, kept, seek, frames, language)
-        if params.condition_on_previous and window.temperature < CALM:
+        yield _tell(request, attempt, kept, seek, frames, language)
+        if params.condition_on_previous and attempt.temperature < CALM:
             spoken += [id for span in spans for id in _closed(written[span.first : span.last], ids["first_time"])]
         elif params.condition_on_previous:
             spoken = []
@@ -93,11 +91,7 @@ def transcribe(request: ProgramRequest) -> ProgramGenerator:
 
 
 def _next_window(facts: Any, at: int) -> tuple[int, int] | None:
-    """Return first frame and number of frames of the window at or behind a frame, None at the end."""
-    if facts["windows"] is None:
-        return (at, min(facts["frames"] - at, facts["window"])) if at < facts["frames"] else None
-    ahead = ((max(at, first), first + count) for first, count in facts["windows"])
-    return next(((first, end - first) for first, end in ahead if end - first >= LEAST), None)
+    return next_window(at, facts["frames"], facts["window"], facts["windows"])
 
 
 def _temperatures(params: Any) -> tuple[float, ...]:
@@ -147,47 +141,47 @@ def _draw(request: ProgramRequest, prompt: tuple[int, ...], temperature: float) 
 
 
 def _drawn(answers: Sequence[WalkResult], head: int) -> list[int]:
-    """Return the ids of a window. head: ids of its prompt among those drawn by a single run."""
+    """Return the ids of an attempt. head: ids of its prompt among those drawn by a single run."""
     values = [answer.values.get("token", ()) for answer in answers]
     ids = values[0][head:] if len(values) == 1 else (*values[0][-1:], *values[1])
     return [int(number) for number in ids]
 
 
-def _review(request: ProgramRequest, window: Window, frames: int, states: Signal | None) -> Steps:
+def _review(request: ProgramRequest, attempt: Attempt, frames: int, states: Signal | None) -> Steps:
     """Read a window's ids again in one pass: their probability, that of silence, and what each of them listens to."""
-    starts = window.prompt.index(request.facts["ids"]["start"])
+    starts = attempt.prompt.index(request.facts["ids"]["start"])
     sounds: dict[str, Any] = {"sound": states} if states is not None else {}
     yield Reset()
     answer = yield Run(
         "review",
-        written=(*window.prompt, *window.ids),
-        review=(len(window.prompt), int(_is_timed(request)), frames, starts),
+        written=(*attempt.prompt, *attempt.ids),
+        review=(len(attempt.prompt), int(_is_timed(request)), frames, starts),
         reads=("summary",),
         keep=("weights",) if sounds else (),
         sample=False,
         **sounds,
     )
-    total, window.no_speech = answer.values["summary"]
-    window.mean = total / max(1, len(window.ids))
-    window.ratio = compression(window.ids, request.facts["vocab"])
-    window.weights = answer.signals.get("weights")
+    total, attempt.no_speech = answer.values["summary"]
+    attempt.mean = total / max(1, len(attempt.ids))
+    attempt.ratio = compression(attempt.ids, request.facts["vocab"])
+    attempt.weights = answer.signals.get("weights")
 
 
-def _is_poor(params: Any, window: Window) -> bool:
-    is_doubtful = window.mean < params.logprob_threshold
-    return (is_doubtful or window.ratio > params.compression_threshold) and not _is_silent(params, window)
+def _is_poor(params: Any, attempt: Attempt) -> bool:
+    is_doubtful = attempt.mean < params.logprob_threshold
+    return (is_doubtful or attempt.ratio > params.compression_threshold) and not _is_silent(params, attempt)
 
 
-def _is_silent(params: Any, window: Window) -> bool:
-    return bool(window.mean < params.logprob_threshold and window.no_speech > params.no_speech_threshold)
+def _is_silent(params: Any, attempt: Attempt) -> bool:
+    return bool(attempt.mean < params.logprob_threshold and attempt.no_speech > params.no_speech_threshold)
 
 
-def _tell(request: ProgramRequest, window: Window, ids: Sequence[int], seek: int, frames: int, language: int) -> Run:
+def _tell(request: ProgramRequest, attempt: Attempt, ids: Sequence[int], seek: int, frames: int, language: int) -> Run:
     """Return the run that emits a window's ids, and its record for segments; see `text.record`."""
     start_s = seek / 2 * STEP_S
-    scores = (window.temperature, window.mean, window.ratio, window.no_speech)
+    scores = (attempt.temperature, attempt.mean, attempt.ratio, attempt.no_speech)
     record = (start_s, float(frames), *scores, float(language), float(len(ids)))
-    weights: dict[str, Any] = {"weights": window.weights} if window.weights is not None else {}
+    weights: dict[str, Any] = {"weights": attempt.weights} if attempt.weights is not None else {}
     return Run("tell_record" if _is_aloud(request) else "tell", ids=tuple(ids), record=record, **weights)
 
 
