@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 """Version of the generated files. A folder of another version is replaced."""
 
-SEED: Final = 17
+SEED: Final = 39
+"""One text of the samples ends by itself, and none has many windows: the checks cancel requests at every step."""
 SIZES: Final = Sizes(width=64, heads=4, mlp=128, encoder_layers=2, decoder_layers=2, states=50, positions=96)
 END: Final = 4.0
 """Bias of the end, so that a text ends by itself after some dozens of ids."""
