@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
+from mstar_whisper.nodes.alignment import alignment
 from mstar_whisper.text.words import times, warped, words
 
 PIECES = {1: b" Hel", 2: b"lo", 3: b" there", 4: b".", 5: "é".encode()[:1], 6: "é".encode()[1:]}
@@ -20,6 +22,11 @@ def test_the_path_is_that_of_the_reference(shape: tuple[int, int]) -> None:
 
 def test_nothing_written_has_no_times() -> None:
     assert times(np.zeros((0, 5), dtype=np.float32)) == []
+
+
+def test_a_single_id_has_an_alignment_of_finite_numbers() -> None:
+    found = alignment(torch.rand(2, 1, 9), 7)
+    assert found.shape == (1, 9) and found.isfinite().all()
 
 
 def test_pieces_between_spaces_are_words() -> None:

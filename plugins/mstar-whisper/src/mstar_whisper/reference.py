@@ -162,6 +162,7 @@ class _Recording:
         if not heads.shape[1]:
             return []
         heads = (heads - heads.mean(-2, keepdim=True)) / heads.std(-2, keepdim=True, unbiased=False)
+        heads = heads.nan_to_num()  # a single id
         width = self._model.config.median_filter_width
         if states > width // 2:
             heads = pad(heads, (width // 2, width // 2), mode="reflect").unfold(-1, width, 1).median(-1).values

@@ -15,7 +15,8 @@ def alignment(weights: Tensor, median_width: int) -> Tensor:
     if not weights.shape[1]:
         return weights.mean(dim=0)
     mean, std = weights.mean(dim=-2, keepdim=True), weights.std(dim=-2, keepdim=True, unbiased=False)
-    return smoothed((weights - mean) / std, median_width).mean(dim=0)
+    # A single id has no deviation: its normalized attention is 0.
+    return smoothed((weights - mean) / std.clamp(min=1e-30), median_width).mean(dim=0)
 
 
 def smoothed(values: Tensor, width: int) -> Tensor:
