@@ -12,9 +12,8 @@ import numpy as np
 
 from mstar_core.config.deployment import HostPlan
 from mstar_core.messages.requests import NewRequest
-from mstar_core.messages.tensors import InlineTensor, ShmTensor
+from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport import RemoteAccess, make_keys
-from mstar_core.transport.tensors import inline_array
 from tests.api.conftest import Api, running
 from tests.fakes.conductor import FakeDeployment, Script
 
@@ -114,8 +113,10 @@ async def test_states_of_loops_are_kept_and_an_older_one_replaces_no_newer_one()
         assert again.resume is not None
         saved = again.resume.saved
         latents = saved["LLM:1/denoise"].values["latents"]
-        assert saved["LLM:0/denoise"].iteration == 10 and isinstance(latents, InlineTensor)
-        assert np.array_equal(inline_array(latents), state)
+        assert saved["LLM:0/denoise"].iteration == 10 and isinstance(latents, ShmTensor)
+        fetch = api.fake.fetch(latents)
+        await api.until(lambda: api.fake.fetched(fetch))
+        assert np.array_equal(np.asarray(fetch.result()).view(np.float32).ravel(), state)
         api.fake.fail(again.handle)
         await asking
         await api.clean()

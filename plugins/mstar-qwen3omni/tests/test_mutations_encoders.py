@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv_transpose1d
 
+from mstar_core.layers.snake_conv import TINY
 from mstar_qwen3omni.encoders import audio, vision
 from mstar_qwen3omni.vocoder import code2wav, decoder, transformer
 
@@ -54,7 +55,7 @@ def window_one_frame_longer(patch: Patch, module: Any) -> None:
 
 def snake_without_exponents(patch: Patch, module: Any) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
-        return x + (x * self.alpha[:, None]).sin().square() / (self.beta[:, None] + decoder.TINY)
+        return x + (x * self.alpha[:, None]).sin().square() / (self.beta[:, None] + TINY)
 
     patch.setattr(decoder.SnakeBeta, "forward", forward)
 
