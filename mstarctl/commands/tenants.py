@@ -39,6 +39,9 @@ KEY_COLUMNS: Final = (
     Column("NOTE", "note"),
 )
 UNLIMITED: Final = "none"
+LIMITS: Final = ("requests_per_minute", "tokens_per_day", "audio_seconds_per_day", "concurrency", "weight")
+"""Arguments of commands, and fields of `Terms`."""
+
 """Value that removes a limit."""
 
 app = typer.Typer(
@@ -75,15 +78,8 @@ def add_tenant(
     weight: Weight = None,
 ) -> None:
     """Create a tenant and its first key, which is printed once."""
-    given = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_day": tokens_per_day,
-        "audio_seconds_per_day": audio_seconds_per_day,
-        "concurrency": concurrency,
-        "weight": weight,
-    }
     file = TenantFile(gateway_folder())
-    file.add(_changed(Terms(name=name, models=tuple(models or ())), given))
+    file.add(_changed(Terms(name=name, models=tuple(models or ())), ctx.params))
     _print_key(Printer.of(ctx), name, file.new_key(name, time.time()))
 
 
@@ -99,18 +95,11 @@ def set_tenant(
     weight: Weight = None,
 ) -> None:
     """Change the models and limits of a tenant; gateways use them at once."""
-    given = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_day": tokens_per_day,
-        "audio_seconds_per_day": audio_seconds_per_day,
-        "concurrency": concurrency,
-        "weight": weight,
-    }
     file = TenantFile(gateway_folder())
     terms = _stored(file, name).terms or Terms(name=name)
     if models is not None:
         terms = msgspec.structs.replace(terms, models=() if models == ["*"] else tuple(models))
-    file.set_terms(_changed(terms, given))
+    file.set_terms(_changed(terms, ctx.params))
     Printer.of(ctx).say(f"changed {name}")
 
 
@@ -185,9 +174,9 @@ def _stored(file: TenantFile, name: str) -> StoredTenant:
     return tenants[name]
 
 
-def _changed(terms: Terms, given: Mapping[str, str | None]) -> Terms:
-    """Return the terms with the limits that were given. Raises UsageError."""
-    values = {name: _limit(name, text) for name, text in given.items() if text is not None}
+def _changed(terms: Terms, given: Mapping[str, Any]) -> Terms:
+    """Return the terms with the limits among the arguments that were given. Raises UsageError."""
+    values = {name: _limit(name, given[name]) for name in LIMITS if given[name] is not None}
     return msgspec.structs.replace(terms, **values)
 
 

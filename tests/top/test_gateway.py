@@ -72,5 +72,5 @@ async def test_the_app_follows_its_gateway_and_ends(gateway: GatewayView) -> Non
         app.read_again()
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert app.gateway is gateway
+        assert app.shown is gateway
         await pilot.press("q")

@@ -92,6 +92,6 @@ async def test_the_choice_stays_with_its_deployment(found: HostView) -> None:
         await pilot.press("down")
         new = HostDeployment(name="a-new-one", state="starting", facts={})
         app._show(HostView(deployments=(new, *found.deployments), host=found.host), "")
-        assert app.host.deployments[app.chosen].name == "speech"
+        assert app.shown.deployments[app.chosen].name == "speech"
         app._show(HostView(deployments=()), "the host does not answer")
         assert app.chosen == 0

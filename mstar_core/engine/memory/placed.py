@@ -9,7 +9,6 @@ import gc
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -175,11 +174,10 @@ def views_of(tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:
     views: defaultdict[int, list[Tensor]] = defaultdict(list)
     keys = {storage_key(tensor) for tensor in tensors}
     for found in gc.get_objects():
-        if not issubclass(type(found), torch.Tensor) or found.is_meta:
+        if not issubclass(type(found), torch.Tensor) or found.is_meta or not torch._C._has_storage(found):
             continue
-        with suppress(RuntimeError, NotImplementedError):  # tensors of other kinds have no storage
-            if (key := storage_key(found)) in keys:
-                views[key].append(found)
+        if (key := storage_key(found)) in keys:
+            views[key].append(found)
     return dict(views)
 
 

@@ -119,7 +119,10 @@ class Lessons:
         return self._written(mel, spoken, cut)
 
     def _levelled(self, mel: np.ndarray) -> np.ndarray:
-        """Add noise at times, and keep what lies above the depth, as the spectrogram does."""
+        """Add noise to two of five windows, then raise values more than DEPTH below the largest to that level.
+
+        The spectrogram of the processor has the same floor.
+        """
         chance = self._chance
         if chance.random() < 0.4:
             level = mel.max() - chance.uniform(1.0, 2.0) if len(mel) else SILENCE
