@@ -18,8 +18,7 @@ import pytest
 import zmq
 
 from mstar_core.cluster.placer import Placer
-from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
-from mstar_core.config.resolved import ApiConfig
+from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
@@ -31,6 +30,7 @@ from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.start.launch import Started, launch
 from tests.fakes.child import SCRIPTS, fake_kinds
+from tests.fakes.one_rank import one_rank_spec
 from tests.fakes.ports import free_port
 
 MakeSpec = Callable[..., DeploymentSpec]
@@ -66,19 +66,7 @@ def make_spec(runtime: Path) -> MakeSpec:
     """Return a spec with one rank on the CPU; keywords replace fields."""
 
     def make(name: str = "fake", **fields: Any) -> DeploymentSpec:
-        spec = DeploymentSpec(
-            name=name,
-            model="orpheus",
-            plugin="orpheus",
-            run_dir=str(RunDirectory.of(name).path),
-            log_dir="",
-            plan=Plan(
-                ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
-                placements=(NodePlacement(node="LLM", replicas=((0,),)),),
-            ),
-            api=ApiConfig(host="127.0.0.1", port=free_port()),
-        )
-        return msgspec.structs.replace(spec, **fields)
+        return one_rank_spec(name, free_port(), **fields)
 
     return make
 

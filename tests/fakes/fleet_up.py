@@ -10,12 +10,11 @@ import json
 import sys
 from typing import Any
 
-from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
-from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import MstarError
 from mstar_core.host.gpu_locks import MemoryClaim
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.output.errors import render_error
+from tests.fakes.one_rank import one_rank_spec
 
 MIB = 1 << 20
 TOTAL = 2048 * MIB
@@ -44,20 +43,8 @@ def up(model: str, name: str, port: int) -> None:
     from mstarctl.start.launch import launch, wait_ready  # `plan` needs none of it
 
     claims = claims_of(model)
-    spec = DeploymentSpec(
-        name=name,
-        model="orpheus",
-        plugin="orpheus",
-        run_dir=str(RunDirectory.of(name).path),
-        log_dir="",
-        plan=Plan(
-            ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
-            placements=(NodePlacement(node="LLM", replicas=((0,),)),),
-        ),
-        api=ApiConfig(host="127.0.0.1", port=port),
-        gpus={claim.device: key for key, claim in claims.items()},
-        claims=claims,
-    )
+    gpus = {claim.device: key for key, claim in claims.items()}
+    spec = one_rank_spec(name, port, gpus=gpus, claims=claims)
     started = launch(spec, RunDirectory.of(name), "tests.fakes.supervisor")
     wait_ready(started, lambda snapshot: None)
 
