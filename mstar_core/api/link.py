@@ -235,8 +235,11 @@ class Link:
             self._notify_supervisor(AdapterDone(number=adapter))
 
     def want_wake(self) -> None:
-        """Ask for the wake of a deployment that sleeps, for requests that wait."""
-        if self.deployment.state != SLEEPING or not len(self._registry) or self._clock() < self._next_want:
+        """Ask for the wake of a deployment that sleeps, for requests that wait. Those that have failed do not wait."""
+        deployment = self.deployment
+        if deployment.state != SLEEPING or not deployment.wakes_on_request or self._clock() < self._next_want:
+            return
+        if all(live.error is not None for live in self._registry):
             return
         self._next_want = self._clock() + WANT_S
         self._notify_supervisor(WakeWanted())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
-from mstar_core.messages.life import ServiceState
+import pytest
+
+from mstar_core.messages.life import Drained, ServiceState
 from mstar_core.messages.sleep import WakeWanted
 from tests.api.conftest import Started
 from tests.api.test_errors import GOOD, error_of
@@ -50,3 +53,19 @@ async def test_without_wake_on_request_a_sleeping_deployment_refuses(started: St
         ready = await api.client.get("/ready")
         assert (ready.status_code, ready.json()["reason"], ready.headers["retry-after"]) == (503, "sleeping", "2")
         assert not api.fake.of(WakeWanted) and not api.fake.requests
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+async def test_a_request_that_has_failed_wakes_nothing_until_its_handler_ends(started: Started, *, wakes: bool) -> None:
+    async with started(speak(1), wake_on_request=wakes) as api:
+        link, registry = api.process.link, api.process.registry
+        with registry.open("slow-to-end", route="/generate", key="", started=0.0, deadline=math.inf) as live:
+            if wakes:
+                live.cancel()
+            api.fake.tell(ASLEEP)
+            await api.until(lambda: link.deployment.state == "sleeping")
+            assert live.error is not None and len(registry) == 1
+            link.want_wake()  # as each turn does
+        api.fake.tell(ServiceState(state="sleeping", drain=9))
+        await api.fake.until(lambda: Drained(drain=9) in api.fake.of(Drained))  # the messages before it have come too
+        assert not api.fake.of(WakeWanted)
