@@ -31,7 +31,7 @@ tour: install ## run the README's tour, the `try:` line and samples of every min
 	@$(PY) scripts/tour.py $(ARGS)
 
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
-	$(PY) -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
+	$(PY) -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns 1 $(TESTS) $(ARGS)
 
 kernels: install ## build FlashInfer's attention kernels and pack recorded Triton kernels; needs nvcc and no GPU
 	@$(PY) scripts/kernels.py build/kernels/aot $(ARGS)

@@ -42,6 +42,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why tests failed that passed at their second run: each is a fault of a test, or a race in the product."""
+    stats = terminalreporter.stats
+    failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
+    unsteady = [report for report in stats.get("rerun", ()) if report.nodeid not in failed]
+    if unsteady:
+        terminalreporter.section("UNSTEADY: failed, then passed")
+    for report in unsteady:
+        terminalreporter.write_sep("_", report.nodeid)
+        terminalreporter.write_line(report.longreprtext)
+
+
 # Shells start background jobs with SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
