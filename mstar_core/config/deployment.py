@@ -165,6 +165,11 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     next_adapter: int = 1
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
 
+    @property
+    def can_sleep(self) -> bool:
+        """Whether its ranks can give the memory of their devices back; CPU ranks always can."""
+        return self.sleepable or all(rank.device == "cpu" for rank in self.plan.ranks)
+
     def fitted(self, bound: ModelSpec) -> DeploymentSpec:
         """Return the deployment for the model as its checkpoint binds it.
 

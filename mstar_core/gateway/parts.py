@@ -56,7 +56,7 @@ class ModelStatus:
     """One model for `/v1/models`, `ps`, `top` and `/metrics`.
 
     held: bytes of the ledger by device; totals: bytes of those devices. queued: requests that wait for it.
-    reason: what they wait for.
+    reason: what they wait for. can_sleep: None until it is known. caution: for its operator.
     """
 
     name: str
@@ -69,6 +69,8 @@ class ModelStatus:
     queued: int = 0
     wakes: int = 0
     reason: str = ""
+    can_sleep: bool | None = None
+    caution: str = ""
 
 
 class Fleet(Protocol):

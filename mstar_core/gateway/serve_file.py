@@ -51,6 +51,13 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     replicas_text: Annotated[
         str, ConfigKey("Deployments of the model: a number, or a range such as `1..4` for automatic scaling.")
     ] = "1"
+    sleepable: Annotated[
+        bool | None,
+        ConfigKey(
+            "Start its deployments so that their GPUs can give memory back in a sleep; they end instead without it.",
+            default_text="that of all models",
+        ),
+    ] = None
     memory_text: Annotated[
         str | None,
         ConfigKey(
@@ -152,6 +159,10 @@ class ServeFile(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     tls_cert: Annotated[str | None, ConfigKey("PEM file with the certificate; only HTTPS is then served.")] = None
     tls_key: Annotated[str | None, ConfigKey("PEM file with the certificate's key.")] = None
+    sleepable: Annotated[
+        bool | None,
+        ConfigKey("Value of `sleepable` of all models that do not set it.", default_text="that of the deployment file"),
+    ] = None
     memory: Annotated[MemorySpec, ConfigKey("Memory budgets.")] = MemorySpec()
     models: Annotated[dict[str, ModelEntry], ConfigKey("Models by the names that clients use.")] = {}
     tenants: Annotated[dict[str, TenantSpec], ConfigKey("Tenants by name.")] = {}
@@ -196,7 +207,7 @@ PARSED: Final[Mapping[str, tuple[Any, str]]] = {
     "gpu_text": (parse_size, SIZE_HINT),
     "host_text": (parse_size, SIZE_HINT),
 }
-STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "memory")
+STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "sleepable", "memory")
 """Keys of a model that is started here."""
 
 
@@ -326,6 +337,8 @@ def _check_entry(entry: ModelEntry, place: Located, key: str) -> None:
     elif entry.target is None and entry.file is None:
         hint = "add target: MODEL, as mstarctl up takes it; mstarctl models ls lists models"
         raise place.error(f"{key} names nothing to start", f"{key}.target", hint=hint)
+    elif entry.sleepable is not None and "sleepable" in entry.set:
+        raise place.error(f"{key} names sleepable twice", f"{key}.sleepable", hint="remove it from set")
 
 
 def _check_whole(read: ServeFile, root: Located, faults: Faults) -> None:

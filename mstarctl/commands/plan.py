@@ -50,9 +50,11 @@ def show(planned: Planned, printer: Printer) -> None:
         "ranks": ranks,
         "nodes": places(spec.plan),
         "memory": memory,
+        "can_sleep": spec.can_sleep,
         "fits": all(each["left_bytes"] >= 0 for each in memory),
     }
     lines = [f"rank {rank['rank']}  {rank['device']}  {held_text(rank)}" for rank in ranks]
     if not memory:
         lines.append("memory  no device with a ledger: the ranks use memory of the host")
-    printer.item("plan", item, [*lines, *memory_lines(memory)])
+    sleeps = "can" if spec.can_sleep else "cannot; --set sleepable=true starts it so that it can"
+    printer.item("plan", item, [*lines, *memory_lines(memory), f"sleep   {sleeps}"])

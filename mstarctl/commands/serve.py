@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,7 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
-from mstar_core.gateway.serve_file import ServeFile, load_serve_file
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile, load_serve_file
+from mstar_core.gateway.sleep_rule import can_sleep, caution_of
+from mstar_core.host.hardware.gpus import count_gpus
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from mstarctl.client.gateways import find_gateway
@@ -33,10 +36,12 @@ COLUMNS: Final = (
     Column("REPLICAS", "count", is_right=True),
     Column("RUN/QUEUED", "load", is_right=True),
     Column("WAKES", "wakes", is_right=True),
+    Column("SLEEP", "sleep"),
     Column("ALIASES", "names"),
     Column("URL", "urls", is_wide=True),
-    Column("NOTE", "reason"),
+    Column("NOTE", "note"),
 )
+SLEEPS: Final = {True: "can", False: "cannot", None: "-"}
 END_S: Final = 30.0
 POLL_S: Final = 0.1
 
@@ -91,6 +96,7 @@ def up(
     serve = msgspec.structs.replace(serve, host=host or serve.host, port=port or serve.port)
     shown = counted(len(serve.models), "model") if serve.models else "every running deployment"
     printer.say(f"{name}: {shown} on {serve.host}:{serve.port}")
+    _say_cautions(serve.models.values(), serve, printer)
     if is_dry:
         printer.item("gateway", {"name": name, **msgspec.to_builtins(serve)}, _entries(serve))
         return
@@ -103,6 +109,13 @@ def up(
     if not is_detached:
         notify(READY, f"serves on {serve.host}:{serve.port}")
         _attached(started, printer)
+
+
+def _say_cautions(entries: Iterable[ModelEntry], serve: ServeFile, printer: Printer) -> None:
+    """Print models whose `keep` needs a sleep that they cannot have."""
+    for entry in entries:
+        if caution := caution_of(entry, can_sleep(entry, serve, has_gpu=count_gpus() > 0)):
+            printer.warn(f"{entry.name}: {caution}")
 
 
 def _entries(serve: ServeFile) -> list[str]:
@@ -155,6 +168,8 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
         **item,
         "count": len(item["replicas"]),
         "load": f"{item['running']}/{item['queued']}",
+        "sleep": SLEEPS[item.get("can_sleep")],
+        "note": item["reason"] or item.get("caution", ""),
         "names": ", ".join(item["aliases"]),
         "urls": ", ".join(each["url"] for each in item["replicas"]),
     }
@@ -179,6 +194,9 @@ def add(
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda")] = None,
     gpus: Annotated[str | None, typer.Option("--gpus", metavar="LIST", help="as `mstarctl up --gpus`")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a value")] = None,
+    is_sleepable: Annotated[
+        bool, typer.Option("--sleepable", help="its GPUs can give memory back in a sleep, as the key sleepable")
+    ] = False,
     aliases: Annotated[list[str] | None, typer.Option("--alias", metavar="NAME", help="one more name")] = None,
     url: Annotated[str | None, typer.Option("--url", help="a running deployment, in place of TARGET")] = None,
 ) -> None:
@@ -193,6 +211,7 @@ def add(
         "device": device,
         "gpus": gpus,
         "set": {each.key: each.value for each in map(parse_set, sets or ())} or None,
+        "sleepable": is_sleepable or None,
         "aliases": aliases,
         "url": url,
     }
@@ -202,6 +221,8 @@ def add(
     with AdminClient.of(find_gateway(gateway)) as admin:
         answer = admin.send("/v1/models", {"name": model, "entry": entry})
         printer.say(f"{admin.name}: serves {model}")
+        if caution := answer.get("caution"):
+            printer.warn(f"{model}: {caution}")
     if printer.is_machine:
         printer.item("model", answer, "")
 

@@ -97,7 +97,8 @@ class FakeLaunch:
 class FakeHost:
     """Deployments and their ledger. needs: bytes by model and key. log: of what the fleet did, in order.
 
-    is_slow: starts end only at `finish`. refuses_sleep: names whose sleep is refused. failures: errors of next starts.
+    is_slow: starts end only at `finish`. refuses_sleep: names whose sleep is refused. unplaced: models whose plan says
+    that they cannot sleep. failures: errors of next starts. entries: of the last launches.
     """
 
     needs: Mapping[str, Mapping[str, int]]
@@ -106,7 +107,9 @@ class FakeHost:
     log: list[str] = field(default_factory=list)
     failures: dict[str, list[MstarError]] = field(default_factory=dict)
     launches: dict[str, FakeLaunch] = field(default_factory=dict)
+    entries: dict[str, ModelEntry] = field(default_factory=dict)
     cannot_sleep: set[str] = field(default_factory=set)
+    unplaced: set[str] = field(default_factory=set)
     is_shared: bool = True
     woken_by_others: set[str] = field(default_factory=set)
     free_memory: int = 1000
@@ -122,10 +125,12 @@ class FakeHost:
         for claim in claims.values():
             if claim.need_bytes > TOTAL:
                 raise StartError(f"{entry.name} can never fit on GPU 0", "1 byte too few", code="gpu_memory_never")
-        return Need(claims=claims, budget="auto" if self.is_shared and claims else "")
+        budget = "auto" if self.is_shared and claims else ""
+        return Need(claims=claims, budget=budget, can_sleep=entry.name not in self.unplaced)
 
     async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> FakeLaunch:
         self.log.append(f"{'replace' if is_replacement else 'start'} {name}")
+        self.entries[name] = entry
         left = self.failures.get(name, [])
         error = left.pop(0) if left else None
         if is_replacement:

@@ -17,15 +17,22 @@ class Need:
     """Memory of one deployment of a model. claims: by key of the ledger, empty where no ledger counts it.
 
     budget: value of `up --memory`; empty: whole GPUs, which a sleeping deployment does not give back.
+    can_sleep: its devices can give memory back.
     """
 
     claims: Mapping[str, MemoryClaim] = field(default_factory=dict)
     budget: str = ""
+    can_sleep: bool = True
 
     @property
     def is_shared(self) -> bool:
         """Whether others may use the rest of its devices."""
         return bool(self.budget)
+
+    @property
+    def ends(self) -> bool:
+        """Whether only the end of the deployment gives its memory back."""
+        return not self.can_sleep or bool(self.claims) and not self.is_shared
 
 
 class DeploymentStart(Protocol):

@@ -86,7 +86,7 @@ class LocalHost:
             return _need(await self._plan(entry, entry.memory_text), entry.memory_text)
         whole = await self._plan(entry, "")
         if not whole["memory"]:
-            return Need()
+            return _need(whole, "")
         with suppress(MstarError):
             return _need(await self._plan(entry, AUTO), AUTO)
         return _need(whole, "")
@@ -171,6 +171,8 @@ def start_words(entry: ModelEntry) -> list[str]:
         ("--gpus", entry.gpus),
     ):
         words += [option, value] if value is not None else []
+    if entry.sleepable is not None:
+        words += ["--set", f"sleepable={str(entry.sleepable).lower()}"]
     for key, value in entry.set.items():
         words += ["--set", f"{key}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"]
     return words
@@ -217,7 +219,7 @@ def _need(plan: Mapping[str, Any], budget: str) -> Need:
         each["key"]: MemoryClaim(device=each["device"], need_bytes=each["takes_bytes"], total_bytes=each["total_bytes"])
         for each in plan["memory"]
     }
-    return Need(claims=claims, budget=budget if claims else "")
+    return Need(claims=claims, budget=budget if claims else "", can_sleep=bool(plan.get("can_sleep", True)))
 
 
 async def _run(words: Sequence[str], stdout: int) -> asyncio.subprocess.Process:

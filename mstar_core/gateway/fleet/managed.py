@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
+import msgspec
+
 from mstar_core.errors import MstarError, NotFound, StateConflict, Unavailable
 from mstar_core.gateway.fleet.clock import Clock
 from mstar_core.gateway.fleet.hosting import DeploymentHost, Need
@@ -17,6 +19,8 @@ from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_vic
 from mstar_core.gateway.fleet.scaling import desired_replicas
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
+from mstar_core.gateway.serve_values import KeepKind
+from mstar_core.gateway.sleep_rule import caution_of, with_default
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ ATTEMPTS: Final = 5
 NEVER: Final = "gpu_memory_never"
 AWAKE: Final = (ModelState.READY, ModelState.IDLE)
 ROOM_CODES: Final = ("gpu_memory_short", "gpu_in_use", "gpu_memory", "no_memory")
-STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "memory_text")
+STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "sleepable", "memory_text")
 """Fields of an entry that need a new deployment if they change."""
 
 
@@ -71,6 +75,7 @@ class ManagedFleet:
         await self._others.start()
         await self.scan()
         self._spawn(self._follow(), "fleet")
+        self._spawn(self._plan_sleepers(), "plans of sleepers")
 
     async def close(self, *, is_final: bool) -> None:
         """Stop to manage. is_final: end the deployments that the gateway started; else another gateway goes on."""
@@ -97,6 +102,20 @@ class ManagedFleet:
                 self._spawn(self._replace(model), f"replace {name}")
         await self._others.apply(serve)
         await self.scan()
+        self._spawn(self._plan_sleepers(), "plans of sleepers")
+
+    async def _plan_sleepers(self) -> None:
+        """Plan the models whose `keep` needs a sleep, so that one that cannot sleep is known before it is idle."""
+        for model in list(self._models.values()):
+            if model.entry.keep.kind is KeepKind.IDLE and model.need is None and model.can_sleep is None:
+                try:
+                    need = await self._host.survey(model.entry)
+                except MstarError as error:  # its first request gets the cause
+                    log.warning("%s cannot be planned: %s", model.name, error)
+                    continue
+                model.need = model.need or need
+            if caution := caution_of(model.entry, model.can_sleep):
+                log.warning("%s: %s", model.name, caution)
 
     def _adopt(self, serve: ServeFile) -> None:
         """Make the models of a configuration. Those that stay keep their deployments."""
@@ -231,6 +250,8 @@ class ManagedFleet:
             queued=model.queued,
             wakes=model.wakes,
             reason=model.waits_for or ("" if failure is None else str(failure.error)),
+            can_sleep=model.can_sleep,
+            caution=caution_of(model.entry, model.can_sleep),
         )
 
     # -- following ------------------------------------------------------------------------------------------------
@@ -295,7 +316,7 @@ class ManagedFleet:
                 member.is_moving = True
 
     async def _sleep_idle(self, model: ManagedModel, member: Member) -> None:
-        is_ended = model.need is not None and bool(model.need.claims) and not model.need.is_shared and member.is_own
+        is_ended = model.need is not None and model.need.ends and member.is_own
         await self._put_away(Victim(model=model, member=member, is_ended=is_ended))
 
     def _scale(self, model: ManagedModel, now: float) -> None:
@@ -581,5 +602,9 @@ class ManagedFleet:
 
 
 def _managed(serve: ServeFile) -> list[ModelEntry]:
-    """Return the entries that are started here."""
-    return [entry for entry in serve.models.values() if entry.url is None]
+    """Return the entries that are started here, each with its own value of `sleepable`."""
+    ours = [entry for entry in serve.models.values() if entry.url is None]
+    return [
+        entry if "sleepable" in entry.set else msgspec.structs.replace(entry, sleepable=with_default(entry, serve))
+        for entry in ours
+    ]

@@ -97,6 +97,13 @@ class ManagedModel:
         return self.entry.keep.kind is KeepKind.ALWAYS
 
     @property
+    def can_sleep(self) -> bool | None:
+        """Whether it can sleep: as planned, else as its entry says; None if that is not known yet."""
+        if self.need is not None:
+            return self.need.can_sleep
+        return True if self.entry.device == "cpu" else self.entry.sleepable or None
+
+    @property
     def awake(self) -> list[Member]:
         """The deployments that take requests."""
         return [member for member in self.members if member.is_awake]

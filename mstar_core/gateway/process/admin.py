@@ -20,6 +20,8 @@ from mstar_core.gateway.parts import Fleet, ModelState, ModelStatus
 from mstar_core.gateway.process.keeper import HANDOVER
 from mstar_core.gateway.process.spec import GatewaySpec
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, read_entry
+from mstar_core.gateway.sleep_rule import can_sleep, caution_of
+from mstar_core.host.hardware.gpus import count_gpus
 from mstar_core.version import __version__
 
 API: Final = 1
@@ -123,7 +125,8 @@ class AdminRoutes:
         if clash is not None:
             raise UsageError(f"{clash!r} names {taken[clash]!r} already", hint="choose another name")
         await self._worker.take(msgspec.structs.replace(serve, models={**serve.models, name: added}))
-        return {"name": name, "entry": msgspec.to_builtins(added)}
+        caution = caution_of(added, can_sleep(added, serve, has_gpu=count_gpus() > 0))
+        return {"name": name, "entry": msgspec.to_builtins(added), "caution": caution}
 
     async def _remove(self, request: web.Request) -> dict[str, Any]:
         name = request.match_info["name"]
@@ -202,6 +205,8 @@ def status_item(status: ModelStatus) -> dict[str, Any]:
         "queued": status.queued,
         "wakes": status.wakes,
         "reason": status.reason,
+        "can_sleep": status.can_sleep,
+        "caution": status.caution,
     }
 
 

@@ -72,6 +72,23 @@ def test_the_plan_shows_who_holds_what_what_it_takes_and_what_is_left(tool: Cli,
     release(held)
 
 
+def test_the_plan_says_whether_the_deployment_can_sleep(tool: Cli, two_gpus: Path) -> None:
+    words = ("orpheus:tiny", "--gpus", "1", "--memory", "20GiB")
+    assert planned(tool, *words)["can_sleep"] is False
+    assert "cannot; --set sleepable=true" in tool("plan", *words).out
+    assert planned(tool, *words, "--set", "sleepable=true")["can_sleep"] is True
+    assert planned(tool, "orpheus:tiny", "--device", "cpu")["can_sleep"] is True
+
+
+def test_a_gateway_warns_of_a_rule_that_needs_a_sleep_on_gpus(tool: Cli, two_gpus: Path) -> None:
+    file = two_gpus / "serve.yaml"
+    file.write_text("models:\n  voice: {target: orpheus, keep: idle 10m}\n")
+    said = tool("serve", str(file), "--dry-run")
+    assert said.code == 0 and "voice: keep is idle 10m" in said.err and "sleepable: true" in said.err
+    file.write_text(f"sleepable: true\n{file.read_text()}")
+    assert "keep is idle" not in tool("serve", str(file), "--dry-run").err
+
+
 def test_up_is_refused_where_the_budget_is_not_free_now(tool: Cli, two_gpus: Path) -> None:
     claim = MemoryClaim(device="cuda:1", need_bytes=70 * GIB, total_bytes=81000 << 20)
     held = acquire_gpus({"cuda:1": "GPU-bbbb"}, "bagel", {"GPU-bbbb": claim})

@@ -101,6 +101,8 @@ def test_the_words_of_an_entry_are_those_of_up() -> None:
         *("bagel", "--weights", "/w", "--device", "cuda", "--gpus", "0"),
         *("--set", "max_queue=3", "--set", "dtype=float16"),
     ]
+    sleepy = ModelEntry(name="m", target="bagel", sleepable=True)
+    assert start_words(sleepy) == ["bagel", "--set", "sleepable=true"]
 
 
 def test_the_error_of_a_command_keeps_title_detail_and_code() -> None:

@@ -264,6 +264,31 @@ def test_a_model_that_cannot_sleep_ends(tmp_path: Path) -> None:
     played(play, tmp_path, THREE)
 
 
+def test_a_model_that_cannot_sleep_is_known_before_its_first_request_and_ends_when_idle(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.later(1)
+        assert stage.status("a").can_sleep is False and "sleepable: true" in stage.status("a").caution
+        assert stage.status("b").can_sleep is True and not stage.status("b").caution
+        assert stage.status("c").can_sleep is None, "nothing needs its plan yet"
+        await stage.request("a")
+        await stage.later(12)
+        assert stage.host.log == ["start a", "end a"], "no sleep is tried"
+        assert stage.status("a").state is ModelState.ABSENT
+
+    host = FakeHost(THREE, unplaced={"a"})
+    played(play, tmp_path, THREE, host, a={"keep_text": "idle 10s"}, b={"keep_text": "idle 10s"})
+
+
+def test_a_changed_default_of_all_models_replaces_their_deployments(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        await stage.fleet.apply(ServeFile(models=stage.serve.models, discover=False, sleepable=True))
+        await stage.later(2)
+        assert stage.host.log == ["start a", "replace a"] and stage.host.entries["a"].sleepable is True
+
+    played(play, tmp_path, {"a": {"0": 40}})
+
+
 def test_sleepers_end_where_even_their_rest_is_needed(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("a")
