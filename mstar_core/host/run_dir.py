@@ -28,8 +28,9 @@ OWN_ROOT: Final = "~/.mstar"
 GATEWAYS: Final = ".gateways"
 """Folder of the run directories of gateways; hidden, so that none is taken for a deployment."""
 
-LOCK_TRIES: Final = 5
 LOCK_PAUSE_S: Final = 0.02
+LOOKS_S: Final = 10.0
+"""Longest time that looks of other processes delay the one that takes a lock. On a busy host a look may take long."""
 
 
 def runtime_root() -> Path:
@@ -174,12 +175,11 @@ class RunDirectory:
     def holder(self) -> int | None:
         """Return the pid of the process that holds the lock, None if the lock is free, 0 if the pid is unknown."""
         try:
-            with self.lock.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return None
-        except BlockingIOError:
-            text = self.lock.read_text().strip()
-            return int(text) if text.isdigit() else 0
+            with self.lock.open() as file:
+                if try_lock(file.fileno(), fcntl.LOCK_SH):  # shared, so that no other look takes this one for a holder
+                    return None
+                text = file.read().strip()  # of the open file: a deployment that ends removes its name first
+                return int(text) if text.isdigit() else 0
         except OSError:
             return None
 
@@ -285,18 +285,27 @@ def check_own(path: Path) -> None:
         )
 
 
-def lock_soon(fd: int) -> bool:
+def lock_soon(fd: int, limit_s: float = LOOKS_S) -> bool:
     """Take the lock of an open file, False if another process keeps it.
 
-    Several tries are needed because `holder` takes the lock for a moment too.
+    limit_s: for processes that only look at it, such as `holder`. They hold a shared lock for a moment.
     """
-    for _ in range(LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(LOCK_PAUSE_S)
-    return False
+    end = time.monotonic() + limit_s
+    while not try_lock(fd, fcntl.LOCK_EX):
+        if not try_lock(fd, fcntl.LOCK_SH) or time.monotonic() > end:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        time.sleep(LOCK_PAUSE_S)
+    return True
+
+
+def try_lock(fd: int, kind: int) -> bool:
+    """Take a lock of an open file, LOCK_SH or LOCK_EX, unless another open file has one that excludes it."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def deployments(root: Path | None = None) -> Iterator[RunDirectory]:

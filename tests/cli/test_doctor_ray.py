@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from mstarctl.commands.doctor_ray import cluster_findings, reach
 from mstarctl.objects.cluster import COLUMNS, cluster_cells, cluster_items
 from mstarctl.output import render_table
 from tests.cli.conftest import Cli
+from tests.fakes.commands import output_of
 
 GIB = 2**30
 NEEDED = {"python": "3.12.4", "mstarctl": "0.4.0", "ray": "2.60.0", "mstar-orpheus": "0.4.0"}
@@ -140,5 +140,4 @@ def test_an_address_without_a_cluster_says_so(cli: Cli, command: str) -> None:
 
 def test_the_commands_do_not_import_ray() -> None:
     code = "import sys, mstarctl.commands.hosts, mstarctl.commands.doctor; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert output_of([sys.executable, "-c", code]).strip() == "False"

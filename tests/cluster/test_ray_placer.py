@@ -23,6 +23,7 @@ from mstar_core.cluster.ray_placer import RayPlacer
 from mstar_core.cluster.survey import survey
 from mstar_core.errors import ConfigError, StartError
 from tests.cluster.ray_nodes import RayNode, free_port, ray_node
+from tests.fakes.commands import output_of
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -185,9 +186,7 @@ def test_another_version_of_ray_is_refused(head: str) -> None:
     )
 
     def set_metadata(text: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", put, head, text], check=True, capture_output=True, text=True
-        ).stdout.strip()
+        return output_of([sys.executable, "-c", put, head, text]).strip()
 
     was = set_metadata('{"ray_version": "2.9.3", "python_version": "3.11.7"}')
     try:

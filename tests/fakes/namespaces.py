@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from tests.fakes.commands import output_of
+
 ADDRESSES: Final = ("10.77.0.1", "10.77.0.2")
 INTERFACES: Final = ("v0", "v1")
 
@@ -36,7 +38,7 @@ def two_hosts() -> Iterator[tuple[int, int]]:
                 ("link", "set", name, "up"),
                 ("link", "set", "lo", "up"),
             ):
-                subprocess.run(inside(host, "ip", *words), check=True)
+                output_of(inside(host, "ip", *words))
         yield keepers[0], keepers[1]
 
 
@@ -44,7 +46,7 @@ def _keeper(stack: ExitStack) -> int:
     """Start a process in a namespace of its own, which lives as long as the process."""
     keeper = stack.enter_context(subprocess.Popen(["unshare", "-n", "sleep", "600"], stderr=subprocess.DEVNULL))
     stack.callback(keeper.kill)
-    own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 10
+    own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 60
     while keeper.poll() is None and os.readlink(f"/proc/{keeper.pid}/ns/net") == own:
         assert time.monotonic() < end
         time.sleep(1e-3)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from mstar_core.observe.metrics import FAMILIES, SUFFIXES
+from tests.fakes.commands import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -117,5 +118,4 @@ def test_the_dashboard_has_the_main_metrics() -> None:
 
 def test_the_supervisor_does_not_import_the_prometheus_client() -> None:
     code = "import sys, mstar_core.supervisor.main; print('prometheus_client' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert output_of([sys.executable, "-c", code]).strip() == "False"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.host.network import LOOPBACK
+from tests.fakes.commands import output_of
 from tests.fakes.namespaces import ADDRESSES, INTERFACES, inside, two_hosts
 from tests.fakes.ports import free_port
 from tests.parallel.member import ids_of_one_rank
@@ -151,6 +152,6 @@ def test_a_follower_notices_that_the_network_is_lost(tmp_path: Path) -> None:
         at = meet(ADDRESSES[0])
         words = [(at, address, "secret") for address in ADDRESSES]
         with pair(tmp_path, words, [inside(host) for host in hosts]) as made:
-            subprocess.run(inside(hosts[0], "ip", "link", "set", INTERFACES[0], "down"), check=True)
+            output_of(inside(hosts[0], "ip", "link", "set", INTERFACES[0], "down"))
             assert made.follower.wait(END_S) != 0
     assert "ENDED rank 1 left the tensor-parallel group of ranks 0, 1; the leader is lost" in made.log(1)

@@ -22,6 +22,7 @@ import httpx
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.config.resolved import ApiConfig, KVCacheConfig
 from mstar_core.host.run_dir import RunDirectory
+from tests.fakes.commands import output_of
 from tests.fakes.ports import free_port
 from tests.fakes.tls import NO_AUTHORITIES
 
@@ -309,9 +310,13 @@ class Deployment:
         return float(self.snapshot()["values"].get(name, 0.0))
 
     def shown(self, *words: str) -> str:
-        """Return what a command of mstarctl prints."""
-        command = [sys.executable, "-m", "mstarctl", *words]
-        return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=True).stdout
+        """Return what a command of mstarctl prints. If it fails, its errors and those of all starts' logs are shown."""
+        try:
+            return output_of([sys.executable, "-m", "mstarctl", *words], env=self.environment())
+        except AssertionError as error:
+            for complaint in self.all_complaints():
+                error.add_note(complaint)
+            raise
 
     def pids(self) -> dict[str, int]:
         """Return the process ids of the supervisor and its running children, by name."""
@@ -353,8 +358,12 @@ class Deployment:
 
     def complaints(self) -> list[str]:
         """Return the log lines with an error, and all text in logs that is not a log line."""
-        lines = [line for path in self.log_dir.glob("*.log") for line in path.read_text().splitlines()]
-        return [line for line in lines if not line.startswith("{") or '"level":"ERROR"' in line.replace('": "', '":"')]
+        return [line for path in self.log_dir.glob("*.log") for line in complaints_of(path)]
+
+    def all_complaints(self) -> list[str]:
+        """Return the complaints of every start in the runtime folder, also of deployments that replaced this one."""
+        paths = sorted(path for suffix in ("log", "err") for path in self.root.glob(f".state/*/*/*.{suffix}"))
+        return [f"{path.name}: {line}" for path in paths for line in complaints_of(path)]
 
     def processes(self) -> list[Process]:
         """Return every live process that this deployment started, orphans included."""
@@ -421,6 +430,12 @@ class Deployment:
         until(lambda: not self.processes(), "the end of every process", END_S)
         assert not self.run.path.exists()
         assert [p.name for p in self.root.iterdir() if p.name.startswith(f".{self.name}.ended")] == []
+
+
+def complaints_of(path: Path) -> list[str]:
+    """Return the lines of a log with an error, and all text that is not a log line."""
+    lines = path.read_text(errors="replace").splitlines()
+    return [line for line in lines if not line.startswith("{") or '"level":"ERROR"' in line.replace('": "', '":"')]
 
 
 def read_process(pid: int, mark: bytes) -> Process | None:

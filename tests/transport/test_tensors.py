@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from mstar_core.transport import RemoteAccess, make_keys
 from mstar_core.transport.dtypes import Array
 from mstar_core.transport.shm import INLINE_BYTES, TensorTransport
 from mstar_core.transport.tensors import loan_of
+from tests.fakes.commands import output_of
 
 MIB = 1 << 20
 WAIT_S = 60.0
@@ -230,5 +230,4 @@ def test_a_handle_that_makes_no_sense_is_an_error(ends, ref):
 def test_transport_loads_neither_torch_nor_any_transport_engine():
     script = "import sys, mstar_core.transport.shm; print({'torch', 'mooncake'} & set(sys.modules))"
     root = Path(__file__).parents[2]
-    out = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"
+    assert output_of([sys.executable, "-c", script], cwd=root).strip() == "set()"

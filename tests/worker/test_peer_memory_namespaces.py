@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 
 from mstar_core.messages.tensors import PeerTensor
+from tests.fakes.commands import output_of
 from tests.fakes.mooncake import needs_mooncake
 from tests.fakes.namespaces import ADDRESSES, inside, two_hosts
 from tests.worker.test_peer_memory_transports import other_process
@@ -40,8 +40,8 @@ def read(host: int, ref: PeerTensor, address: str) -> tuple[float, str]:
     """Read in a namespace. Returns the share of the wait in which the call blocked, and the sum or the failure."""
     words = inside(host, sys.executable, "-c", READER, msgspec.msgpack.encode(ref).hex(), address)
     root = Path(__file__).parents[2]
-    done = subprocess.run(words, cwd=root, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
-    _, blocked, found = next(line for line in done.stdout.splitlines() if line.startswith("OUT ")).split(" ", 2)
+    told = output_of(words, cwd=root, timeout=300)
+    _, blocked, found = next(line for line in told.splitlines() if line.startswith("OUT ")).split(" ", 2)
     return float(blocked), found
 
 
@@ -54,7 +54,7 @@ def test_ranks_in_two_network_namespaces_exchange_tensors() -> None:
     ):
         assert ref.memory.startswith(ADDRESSES[1].encode())
         assert read(hosts[0], ref, ADDRESSES[0])[1] == str(count * (count - 1) // 2)
-        subprocess.run(inside(hosts[1], "ip", "link", "set", "v1", "down"), check=True)
+        output_of(inside(hosts[1], "ip", "link", "set", "v1", "down"))
         blocked, failure = read(hosts[0], ref, ADDRESSES[0])
         assert blocked < 0.5, "the wait for a host that does not answer is not in the call"
         assert f"{ADDRESSES[1]}:" in failure and "cannot be reached" in failure
