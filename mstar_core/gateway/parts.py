@@ -56,7 +56,7 @@ class ModelStatus:
     """One model for `/v1/models`, `ps`, `top` and `/metrics`.
 
     held: bytes of the ledger by device; totals: bytes of those devices. queued: requests that wait for it.
-    reason: what they wait for. can_sleep: None until it is known. caution: for its operator.
+    reason: what they wait for. can_sleep: None until it is known. caution: for its operator. progress: of a load.
     """
 
     name: str
@@ -71,6 +71,28 @@ class ModelStatus:
     reason: str = ""
     can_sleep: bool | None = None
     caution: str = ""
+    progress: LoadProgress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStanding:
+    """Use of one tenant beside its quotas, None without one, in all gateways of a user.
+
+    running: requests that run or wait. requests_minute: of the last minute. tokens, audio_s, requests, refused: of the
+    UTC day; refused: by a quota or a full queue.
+    """
+
+    name: str
+    running: int = 0
+    concurrency: int | None = None
+    requests_minute: int = 0
+    requests_per_minute: int | None = None
+    tokens: int = 0
+    tokens_per_day: int | None = None
+    audio_s: float = 0.0
+    audio_seconds_per_day: float | None = None
+    requests: int = 0
+    refused: int = 0
 
 
 class Fleet(Protocol):
@@ -174,6 +196,10 @@ class Gate(Protocol):
 
     def models_of(self, key: str | None, models: Sequence[str]) -> Sequence[str]:
         """Return those of the models that a key may see. Raises Refused (401) for an unknown key."""
+        ...
+
+    async def standings(self) -> Sequence[TenantStanding]:
+        """Return the use of each tenant beside its quotas, by name. Raises ConfigError if it cannot be read."""
         ...
 
     async def admit(self, facts: RequestFacts) -> Permit:

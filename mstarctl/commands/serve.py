@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
+from mstar_core.errors import ExitCode, MstarError, NotFound, Unreachable, UsageError
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, load_serve_file
 from mstar_core.gateway.sleep_rule import can_sleep, caution_of
 from mstar_core.host.hardware.gpus import count_gpus
@@ -26,6 +27,7 @@ from mstarctl.complete import gateway_names, target_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.units import counted
+from mstarctl.serve.changes import ModelChanges, progress_text
 from mstarctl.serve.gateway import NAME, StartedGateway, ending, start_gateway, wait_serving
 from mstarctl.start.service.notify import READY, STOPPING, notify
 from mstarctl.start.target import parse_set
@@ -43,6 +45,9 @@ COLUMNS: Final = (
 )
 SLEEPS: Final = {True: "can", False: "cannot", None: "-"}
 END_S: Final = 30.0
+FOLLOW_S: Final = 1.0
+"""Time between two readings of the models of an attached gateway."""
+
 POLL_S: Final = 0.1
 
 
@@ -132,11 +137,15 @@ def _attached(started: StartedGateway, printer: Printer) -> None:
         raise KeyboardInterrupt
 
     printer.say("  Ctrl-C drains and stops it; with -d it stays")
+    changes = ModelChanges()
     presses, before = 0, {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         while not started.has_ended:
             try:
-                started.process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    started.process.wait(FOLLOW_S)
+                for line in changes.lines(_model_items(started)):
+                    printer.say(line)
             except KeyboardInterrupt:
                 presses += 1
                 notify(STOPPING)
@@ -151,6 +160,14 @@ def _attached(started: StartedGateway, printer: Printer) -> None:
     printer.say(f"{started.spec.name} has stopped")
     if presses:
         raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _model_items(started: StartedGateway) -> list[dict[str, Any]]:
+    """Return the models of a gateway, none while it does not answer."""
+    with suppress(MstarError), AdminClient.of(started.run) as admin:
+        items: list[dict[str, Any]] = admin.get("/v1/models")["items"]
+        return items
+    return []
 
 
 @app.command("ls")
@@ -169,7 +186,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
         "count": len(item["replicas"]),
         "load": f"{item['running']}/{item['queued']}",
         "sleep": SLEEPS[item.get("can_sleep")],
-        "note": item["reason"] or item.get("caution", ""),
+        "note": item["reason"] or progress_text(item) or item.get("caution", ""),
         "names": ", ".join(item["aliases"]),
         "urls": ", ".join(each["url"] for each in item["replicas"]),
     }

@@ -21,6 +21,7 @@ DAYS: Final = 30
 TITLES: Final = {
     "requests": "REQUESTS",
     "errors": "ERR",
+    "refused": "REFUSED",
     "unknown": "UNKNOWN",
     "input_tokens": "TOKENS IN",
     "cached_tokens": "CACHED",

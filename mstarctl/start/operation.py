@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from mstar_core.errors import StartError, Unreachable
 from mstarctl.client.admin import AdminClient
 
 POLL_S: Final = 0.2
+STEP_PERCENT: Final = 10
+"""Least progress between two lines about it."""
 
 
 def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
@@ -17,7 +19,7 @@ def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], N
 
     Raises StartError if the operation fails, Unreachable if the deployment ends.
     """
-    said = 0
+    said, shown = 0, -STEP_PERCENT
     while True:
         head = admin.head()
         latest = head["operation"] or {}
@@ -26,6 +28,10 @@ def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], N
         for step in latest["steps"][said:]:
             said += 1
             say(f"  {said} of {latest['total']}  {step}")
+        percent = percent_of(head)
+        if percent is not None and percent >= shown + STEP_PERCENT:
+            shown = percent // STEP_PERCENT * STEP_PERCENT
+            say(f"  {head['phase']} {percent} %")
         if latest["state"] == "failed":
             detail = f"{latest['done']} of {latest['total']} steps were done: {latest['step']} failed"
             raise StartError(latest["error"], detail, latest["hint"] or f"mstarctl logs {admin.name}")
@@ -34,3 +40,9 @@ def follow(admin: AdminClient, operation: dict[str, Any], say: Callable[[str], N
         if head["state"] == "stopping":
             raise Unreachable(f"{admin.name} was stopped during the {operation['kind']}", head["reason"])
         time.sleep(POLL_S)
+
+
+def percent_of(head: Mapping[str, Any]) -> int | None:
+    """Return the progress of a deployment that starts or wakes, in percent of its bytes; None if it is not known."""
+    done, total = int(head.get("done") or 0), int(head.get("total") or 0)
+    return min(100, 100 * done // total) if total and head.get("phase") else None

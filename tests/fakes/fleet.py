@@ -71,6 +71,9 @@ class FakeDeployment:
     state: str = "starting"
     running: int = 0
     waiting: int = 0
+    phase: str = ""
+    done: int = 0
+    total: int = 0
     held: dict[str, int] = field(default_factory=dict)
 
 
@@ -98,7 +101,8 @@ class FakeHost:
     """Deployments and their ledger. needs: bytes by model and key. log: of what the fleet did, in order.
 
     is_slow: starts end only at `finish`. refuses_sleep: names whose sleep is refused. unplaced: models whose plan says
-    that they cannot sleep. failures: errors of next starts. entries: of the last launches.
+    that they cannot sleep. may_wake: wakes end only once it is set. failures: errors of next starts. entries: of the
+    last launches.
     """
 
     needs: Mapping[str, Mapping[str, int]]
@@ -109,6 +113,7 @@ class FakeHost:
     launches: dict[str, FakeLaunch] = field(default_factory=dict)
     entries: dict[str, ModelEntry] = field(default_factory=dict)
     cannot_sleep: set[str] = field(default_factory=set)
+    may_wake: asyncio.Event | None = None
     unplaced: set[str] = field(default_factory=set)
     is_shared: bool = True
     woken_by_others: set[str] = field(default_factory=set)
@@ -166,7 +171,14 @@ class FakeHost:
         return {
             name: (
                 Replica(model=name, deployment=name, url=f"http://{name}"),
-                DeploymentHead(state=each.state, running=each.running, waiting=each.waiting),
+                DeploymentHead(
+                    state=each.state,
+                    running=each.running,
+                    waiting=each.waiting,
+                    phase=each.phase,
+                    done=each.done,
+                    total=each.total,
+                ),
             )
             for name, each in found.items()
         }
@@ -189,7 +201,9 @@ class FakeHost:
             raise StateConflict("a wake is in progress", code="in_progress")
         self._take(deployment, {key: claim.need_bytes for key, claim in deployment.need.claims.items()})
         self.log.append(f"wake {name}")
-        deployment.state = "ready"
+        if self.may_wake is not None:
+            await self.may_wake.wait()
+        deployment.state, deployment.phase = "ready", ""
 
     async def end(self, name: str) -> None:
         self.log.append(f"end {name}")

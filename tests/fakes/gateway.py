@@ -115,7 +115,7 @@ class _Worker:
     """The worker as the admin socket reads it."""
 
     def __init__(self, spec: GatewaySpec, door: Door) -> None:
-        self.spec, self.door, self.fleet = spec, door, door.fleet
+        self.spec, self.door, self.fleet, self.gate = spec, door, door.fleet, door.gate
         self.grace_s, self.started, self.reason, self.is_stopping = 0.0, time.monotonic(), "", False
 
     async def reload(self) -> None:

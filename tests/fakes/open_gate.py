@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mstar_core.gateway.parts import Replica, RequestFacts
+from mstar_core.gateway.parts import Replica, RequestFacts, TenantStanding
 from mstar_core.gateway.serve_file import ServeFile
 
 
@@ -45,6 +45,10 @@ class OpenGate:
     def models_of(self, key: str | None, models: Sequence[str]) -> Sequence[str]:
         """Return all models."""
         return models
+
+    async def standings(self) -> Sequence[TenantStanding]:
+        """Return no tenant."""
+        return ()
 
     async def admit(self, facts: RequestFacts) -> OpenPermit:
         """Return a permit at once."""

@@ -11,6 +11,9 @@ from mstar_core.gateway.fleet.admin_socket import call
 from mstar_core.gateway.parts import LoadProgress, ModelState
 
 ANSWER_S: Final = 2.0
+WAKE: Final = "wake"
+"""Phase of a deployment that wakes; its progress is in bytes."""
+
 STATES: Final = {
     "starting": ModelState.LOADING,
     "ready": ModelState.READY,
@@ -25,7 +28,7 @@ STATES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentHead:
-    """Report of a supervisor. done, total: bytes of the current phase of a start."""
+    """Report of a supervisor. done, total: bytes of the current phase of a start, or of a wake."""
 
     state: str
     reason: str = ""
@@ -42,10 +45,17 @@ class DeploymentHead:
         return STATES.get(self.state, ModelState.ABSENT)
 
     @property
+    def is_coming(self) -> bool:
+        """Whether it starts or wakes."""
+        state = self.model_state
+        return state is ModelState.LOADING or state is ModelState.SLEEPING and self.phase == WAKE
+
+    @property
     def progress(self) -> LoadProgress:
-        """LoadProgress of the start, for requests that wait for it."""
-        share = self.done / self.total if self.total else None
-        return LoadProgress(state=self.model_state, text=self.phase or self.reason or self.state, share=share)
+        """Progress of the start or wake, for requests that wait for it."""
+        share = min(1.0, self.done / self.total) if self.total else None
+        state = ModelState.LOADING if self.is_coming else self.model_state
+        return LoadProgress(state=state, text=self.phase or self.reason or self.state, share=share)
 
 
 async def read_head(admin_socket: Path) -> DeploymentHead | None:

@@ -252,6 +252,7 @@ class ManagedFleet:
             reason=model.waits_for or ("" if failure is None else str(failure.error)),
             can_sleep=model.can_sleep,
             caution=caution_of(model.entry, model.can_sleep),
+            progress=model.progress() if model.state is ModelState.LOADING else None,
         )
 
     # -- following ------------------------------------------------------------------------------------------------

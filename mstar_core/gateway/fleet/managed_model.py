@@ -163,7 +163,7 @@ class ManagedModel:
 
     def progress(self) -> LoadProgress:
         """Return the progress of the deployment that is nearest to serve."""
-        heads = [m.head for m in self.members if m.head is not None and m.state is ModelState.LOADING]
+        heads = [m.head for m in self.members if m.head is not None and m.head.is_coming]
         if heads and not self.waits_for:
             return heads[0].progress
         return LoadProgress(state=self.state, text=self.waits_for or f"{self.name} is {self.state}")

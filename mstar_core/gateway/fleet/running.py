@@ -150,6 +150,7 @@ class RunningFleet:
             running=self.running[name],
             queued=self.queued[name],
             reason="its supervisor does not answer" if head is None else head.reason,
+            progress=head.progress if head is not None and head.is_coming else None,
         )
 
     def _linked(self, entry: ModelEntry) -> ModelStatus:

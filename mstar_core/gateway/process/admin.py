@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from mstar_core.admin.access import Access, access_of, peer_of
 from mstar_core.config.files.parse import parse
 from mstar_core.errors import MstarError, NotFound, Refused, UsageError, did_you_mean
 from mstar_core.gateway.door.door import Door
-from mstar_core.gateway.parts import Fleet, ModelState, ModelStatus
+from mstar_core.gateway.parts import Fleet, Gate, ModelState, ModelStatus
 from mstar_core.gateway.process.keeper import HANDOVER
 from mstar_core.gateway.process.spec import GatewaySpec
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, read_entry
@@ -36,6 +37,7 @@ class ManagedGateway(Protocol):
     spec: GatewaySpec
     door: Door
     fleet: Fleet
+    gate: Gate
     grace_s: float
     started: float
     reason: str
@@ -61,6 +63,7 @@ class AdminRoutes:
             "/v1/": self._head,
             "/v1/snapshot": self._snapshot,
             "/v1/models": self._models,
+            "/v1/tenants": self._tenants,
             "/v1/health": self._health,
             "/v1/ready": self._health,
             "/v1/config": self._config,
@@ -95,7 +98,15 @@ class AdminRoutes:
         return {"api": API, "min_api": API, "features": ["gateway"], **self._facts()}
 
     async def _snapshot(self, request: web.Request) -> dict[str, Any]:
-        return {"deployment": self._facts(), "models": self._statuses(), "children": {}, "ranks": {}, "hosts": {}}
+        tenants = await self._tenant_items()
+        head = {"deployment": self._facts(), "models": self._statuses(), "tenants": tenants}
+        return {**head, "children": {}, "ranks": {}, "hosts": {}}
+
+    async def _tenants(self, request: web.Request) -> dict[str, Any]:
+        return {"items": await self._tenant_items()}
+
+    async def _tenant_items(self) -> list[dict[str, Any]]:
+        return [asdict(standing) for standing in await self._worker.gate.standings()]
 
     async def _models(self, request: web.Request) -> dict[str, Any]:
         return {"items": self._statuses()}
@@ -207,6 +218,7 @@ def status_item(status: ModelStatus) -> dict[str, Any]:
         "reason": status.reason,
         "can_sleep": status.can_sleep,
         "caution": status.caution,
+        "progress": None if status.progress is None else asdict(status.progress),
     }
 
 

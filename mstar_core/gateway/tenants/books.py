@@ -110,6 +110,11 @@ def admit(db: sqlite3.Connection, entry: Entry, now: float) -> tuple[int, Reserv
     return number, reserved
 
 
+def refuse(db: sqlite3.Connection, entry: Entry, now: float) -> None:
+    """Count a request that a quota or a full queue has refused."""
+    _count(db, (quotas.day_of(now), entry.terms.name, entry.key, entry.model), refused=1)
+
+
 def _speaks(db: sqlite3.Connection, entry: Entry, day: int) -> bool:
     """Return whether a model has heard or made sound for a tenant today, so that any request to it may do so again."""
     row = db.execute(

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from mstar_core.errors import NotFound, Unavailable
-from mstar_core.gateway.parts import Replica, RequestFacts
+from mstar_core.errors import ConfigError, NotFound, Overloaded, Unavailable
+from mstar_core.gateway.parts import Replica, RequestFacts, TenantStanding
 from mstar_core.gateway.serve_file import ServeFile
 from mstar_core.gateway.tenants import books, quotas
 from mstar_core.gateway.tenants.accounts.directory import Directory
@@ -25,6 +25,7 @@ from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.lanes import Lane
 from mstar_core.gateway.tenants.presence import Presence
 from mstar_core.gateway.tenants.quotas import Reserved, headers_of
+from mstar_core.gateway.tenants.standing import read_standings
 from mstar_core.gateway.tenants.store import Writer, opened
 from mstar_core.host.api_keys import read_keys
 
@@ -150,6 +151,14 @@ class TenantGate:
         """Return those of the models that a key may see. Raises InvalidKey."""
         return self._directory.visible(self._directory.caller(key), models)
 
+    async def standings(self) -> Sequence[TenantStanding]:
+        """Return the use of each tenant beside its quotas, by name. Raises ConfigError."""
+        tenants = dict(self._directory.tenants)
+        try:
+            return await asyncio.to_thread(read_standings, self._folder, tenants, self._clock())
+        except sqlite3.Error as error:
+            raise ConfigError("the usage file cannot be read", str(error)) from error
+
     async def admit(self, facts: RequestFacts) -> TenantPermit:
         """Return when the request may run. Raises InvalidKey, NotFound, Overloaded, Unavailable."""
         caller = self._directory.caller(facts.key)
@@ -170,13 +179,19 @@ class TenantGate:
             tokens=tokens,
             audio_s=EXPECTED_AUDIO_S if facts.route.startswith(SOUND) else None,
         )
-        number, reserved = await self._reserved(writer, entry)
+        try:
+            number, reserved = await self._reserved(writer, entry)
+        except Overloaded:
+            writer.post(partial(books.refuse, entry=entry, now=self._clock()))
+            raise
         lane = None if facts.route.startswith(SESSIONS) else self._lane(facts.model)
         if lane is not None:
             try:
                 await lane.enter(terms.name, terms.weight, min(MOST_WORK, max(1.0, tokens)))
-            except BaseException:
+            except BaseException as error:
                 writer.post(partial(books.undo, number=number))
+                if isinstance(error, Overloaded):
+                    writer.post(partial(books.refuse, entry=entry, now=self._clock()))
                 raise
         return TenantPermit(self, terms.name, number, reserved, lane)
 

@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS journal (
 );
 CREATE INDEX IF NOT EXISTS journal_request ON journal (request);
 CREATE INDEX IF NOT EXISTS journal_open ON journal (tenant) WHERE closed IS NULL;
+CREATE INDEX IF NOT EXISTS journal_admitted ON journal (admitted);
 CREATE INDEX IF NOT EXISTS journal_pending ON journal (number) WHERE state = 'running';
 CREATE TABLE IF NOT EXISTS reports (
     report TEXT PRIMARY KEY, number INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
@@ -56,6 +57,9 @@ CREATE TABLE IF NOT EXISTS usage (
     PRIMARY KEY (day, tenant, key, model)
 ) WITHOUT ROWID;
 """
+
+ADDED: Final = {"usage": {"refused": "INTEGER"}}
+"""Columns by table that older files lack. They have a default, so that an older version can go on writing its rows."""
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -86,7 +90,17 @@ def _prepare(connection: sqlite3.Connection) -> None:
         )
     for statement in SCHEMA.split(";"):
         connection.execute(statement)
+    for table, columns in ADDED.items():
+        present = columns_of(connection, table)
+        for name, kind in columns.items():
+            if name not in present:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind} NOT NULL DEFAULT 0")
     connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    """Return the names of a table's columns."""
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def read_only(folder: Path) -> sqlite3.Connection | None:

@@ -11,11 +11,12 @@ from typing import Any, Final
 from mstar_core.errors import ConfigError
 from mstar_core.gateway.tenants.figures import COLUMNS
 from mstar_core.gateway.tenants.quotas import day_of
-from mstar_core.gateway.tenants.store import read_only
+from mstar_core.gateway.tenants.store import columns_of, read_only
 
 GROUPS: Final = ("tenant", "model", "day", "key")
-SUMS: Final = ("requests", "errors", "unknown", *COLUMNS)
-"""Names of the totals. unknown: requests whose deployment died before it reported them."""
+SUMS: Final = ("requests", "errors", "refused", "unknown", *COLUMNS)
+"""Names of the totals. refused: by a quota or a full queue, not in `requests`. unknown: their deployment died before it
+reported them."""
 
 EPOCH: Final = date(1970, 1, 1)
 
@@ -58,9 +59,11 @@ def _usage(
     tests |= {test: value for test, value in zip(("day >= ?", "day <= ?"), days, strict=True) if value is not None}
     where = f" WHERE {' AND '.join(tests)}" if tests else ""
     ending = f" GROUP BY {', '.join(chosen)}" if chosen else ""
-    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in SUMS)
+    present = columns_of(db, "usage")
+    sums = ", ".join(f"coalesce(sum({name}), 0)" if name in present else "0" for name in SUMS)
+    is_used = " + ".join(f"sum({name})" for name in ("requests", "refused") if name in present)
     rows = db.execute(
-        f"SELECT {', '.join([*chosen, sums])} FROM usage{where}{ending} HAVING sum(requests) > 0"
+        f"SELECT {', '.join([*chosen, sums])} FROM usage{where}{ending} HAVING {is_used} > 0"
         f"{' ORDER BY ' + ', '.join(chosen) if chosen else ''}",
         tuple(tests.values()),
     ).fetchall()

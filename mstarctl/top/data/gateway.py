@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from mstarctl.client import AdminClient
+from mstarctl.serve.changes import progress_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayModel:
-    """One model. held: bytes by device; totals: of those devices. reason: what requests wait for, or its failure."""
+    """One model. held: bytes by device; totals: of those devices. reason: what requests wait for, or its failure.
+    progress: of a load or wake.
+    """
 
     name: str
     state: str
@@ -22,15 +27,35 @@ class GatewayModel:
     held: Mapping[str, int] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
+    progress: str = ""
+    caution: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayTenant:
+    """One tenant: its load, and its use of the UTC day beside its quotas, None without one."""
+
+    name: str
+    running: int = 0
+    concurrency: int | None = None
+    requests_minute: int = 0
+    requests_per_minute: int | None = None
+    tokens: int = 0
+    tokens_per_day: int | None = None
+    audio_s: float = 0.0
+    audio_seconds_per_day: float | None = None
+    requests: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayView:
-    """A gateway. facts: its head. models: by name."""
+    """A gateway. facts: its head. models, tenants: by name."""
 
     name: str
     facts: Mapping[str, Any]
     models: tuple[GatewayModel, ...]
+    tenants: tuple[GatewayTenant, ...] = ()
 
     @property
     def devices(self) -> dict[str, int]:
@@ -60,7 +85,10 @@ def view_of(snapshot: Mapping[str, Any]) -> GatewayView:
             held=item["held"],
             totals=item.get("totals", {}),
             reason=str(item["reason"]),
+            progress=progress_text(item),
+            caution=str(item.get("caution") or ""),
         )
         for item in snapshot["models"]
     )
-    return GatewayView(name=str(head["name"]), facts=head, models=models)
+    tenants = tuple(msgspec.convert(item, type=GatewayTenant) for item in snapshot.get("tenants", ()))
+    return GatewayView(name=str(head["name"]), facts=head, models=models, tenants=tenants)

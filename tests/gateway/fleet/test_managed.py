@@ -109,6 +109,26 @@ def test_the_least_recently_used_idle_model_sleeps_and_wakes_again(tmp_path: Pat
     assert stage.host.used("0") <= TOTAL
 
 
+def test_a_wake_shows_its_progress_to_requests_and_operators(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        await stage.later(7)
+        assert stage.status("a").state is ModelState.SLEEPING and stage.status("a").progress is None
+        stage.host.may_wake = asyncio.Event()
+        waiting = asyncio.create_task(stage.ready("a"))
+        await stage.later(1)
+        deployment = stage.host.deployments["a"]
+        deployment.phase, deployment.done, deployment.total = "wake", 30, 120
+        await stage.later(3)
+        wake = LoadProgress(state=ModelState.LOADING, text="wake", share=0.25)
+        assert stage.status("a").progress == wake == stage.progress[-1]
+        stage.host.may_wake.set()
+        await stage.later(2)
+        assert await waiting == ["a"] and stage.status("a").progress is None
+
+    played(play, tmp_path, THREE, a={"keep_text": "idle 5s"})
+
+
 def test_an_idle_rule_puts_a_model_to_sleep_after_its_time_and_not_before(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("a")

@@ -1,15 +1,17 @@
-"""Screen "models" of a gateway: state, load and wakes of each model, and the memory of each device. Pure functions."""
+"""Screen "models" of a gateway: state, load and wakes of each model, memory of each device, and tenants. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from mstarctl.output.line import Line, fit, left, line, over, right, safe, take, window
-from mstarctl.output.units import age_text, counted, size_text
+from mstarctl.output.line import Line, fit, left, line, right, safe
+from mstarctl.output.units import size_text
 from mstarctl.top.data.gateway import GatewayModel, GatewayView
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import bar
+from mstarctl.top.layout.gateway.frame import MODELS, framed
+from mstarctl.top.layout.gateway.tenants import tenant_rows
 
 ROLES: Final = {
     "ready": "ok",
@@ -20,45 +22,29 @@ ROLES: Final = {
     "failed": "bad",
 }
 LEAST_BAR: Final = 8
-HINTS: Final = (("q", "quit"),)
 
 
 def models_screen(gateway: GatewayView, view: View, width: int, height: int, notice: str = "") -> list[Line]:
     """Draw exactly `height` lines of `width` cells. view: its glyphs."""
-    rows = [over(fit(line((f" {safe(title(gateway))}", "strong")), width), "bar"), line()]
-    rows += model_rows(gateway, width)
+    rows = model_rows(gateway, width)
     if gateway.devices:
         rows += [line(), *device_rows(gateway, view, width)]
-    hints = line(" ") + take((line((key, "key"), (f" {label}", "hint")) for key, label in HINTS), width - 2)
-    end = fit(line((f" {safe(notice)}", "bad")) if notice else hints, width)
-    return [*window(rows, height - 1, width), end]
-
-
-def title(gateway: GatewayView) -> str:
-    """Return the first line: name, address, state, load and age."""
-    facts = gateway.facts
-    parts = [
-        f"gateway {gateway.name}",
-        str(facts.get("endpoint") or ""),
-        str(facts.get("state") or ""),
-        counted(len(gateway.models), "model"),
-        f"{facts.get('running') or 0} running, {facts.get('waiting') or 0} waiting",
-        age_text(float(facts.get("age_s") or 0.0)),
-    ]
-    return "  ".join(part for part in parts if part)
+    if gateway.tenants:
+        rows += [line(), *tenant_rows(gateway, width)]
+    return framed(gateway, rows, MODELS, width, height, notice)
 
 
 def model_rows(gateway: GatewayView, width: int) -> list[Line]:
-    """Draw a table of models; below a model that waits or has failed, the reason."""
+    """Draw a table of models; below a model that waits, loads or has failed, the reason."""
     wide = min(28, max((len(model.name) for model in gateway.models), default=4)) + 2
     wide = max(wide, 8)
     head = line((f"  {left('MODEL', wide)}{left('STATE', 10)}", "head"))
     rows = [fit(head + line(("REPLICAS  RUN/QUEUED  WAKES     MEMORY", "head")), width)]
     for model in gateway.models:
         rows.append(fit(_model_row(model, wide), width))
-        if model.reason:
+        if note := model.reason or model.progress or model.caution:
             role = "bad" if model.state == "failed" else "warn"
-            rows.append(fit(line(("    ", ""), (safe(model.reason), role)), width))
+            rows.append(fit(line(("    ", ""), (safe(note), role)), width))
     if not gateway.models:
         rows.append(fit(line(("  no model; add one with: mstarctl serve add NAME TARGET", "dim")), width))
     return rows
