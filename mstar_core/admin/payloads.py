@@ -99,7 +99,7 @@ def config(target: Supervisor) -> dict[str, Any]:
     resolved: dict[str, Any] = msgspec.to_builtins(spec)
     for name in ("graph", "provenance"):  # /v1/graph returns the graph with its placement, `settings` the sources
         resolved.pop(name)
-    for name in ("api_keys", "metrics_keys"):
+    for name in ("api_keys", "metrics_keys", "ice_secrets"):
         resolved["api"][name] = [HIDDEN] * len(getattr(spec.api, name))
     resolved["argv"] = _without_keys(list(spec.argv))
     return {

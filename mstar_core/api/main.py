@@ -183,7 +183,9 @@ class ApiProcess:
         newer = DeploymentSpec.load(RunDirectory(Path(self.spec.run_dir)).spec)
         api, spec = newer.api, take_live(self.spec, newer)
         hide_secrets(api.secrets)
-        kept = msgspec.structs.replace(spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys)
+        kept = msgspec.structs.replace(
+            spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys, ice_secrets=api.ice_secrets
+        )
         self._tls = tls_context(kept)
         self.spec = msgspec.structs.replace(spec, api=kept, adapters=newer.adapters)
         if self._listener is not None:

@@ -913,9 +913,18 @@ class ClientSecretRequest(msgspec.Struct, kw_only=True):
     request_id: RequestId = None
 
 
+class IceServerAnswer(msgspec.Struct, kw_only=True):
+    """STUN or TURN server, in the form of `RTCIceServer` of browsers. STUN servers have no user."""
+
+    urls: list[str]
+    username: str | UnsetType = UNSET
+    credential: str | UnsetType = UNSET
+
+
 class ClientSecretAnswer(msgspec.Struct, kw_only=True):
-    """A client secret. expires_at: seconds since the epoch."""
+    """A client secret. expires_at: seconds since the epoch. ice_servers: for WebRTC calls, if any are configured."""
 
     value: str
     expires_at: int
     session: dict[str, Any]
+    ice_servers: list[IceServerAnswer] | UnsetType = UNSET

@@ -248,11 +248,32 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
 KEEP_LOGS: Final = LogConfig()
 
 
+class IceServer(msgspec.Struct, frozen=True, kw_only=True):
+    """STUN or TURN server of WebRTC calls. A TURN server has a user with a password, or a secret that makes both."""
+
+    urls: Annotated[
+        tuple[str, ...],
+        ConfigKey("`stun:HOST:PORT`, `turn:HOST:PORT`, with `?transport=tcp`, or `turns:HOST:PORT`.", is_required=True),
+    ]
+    username: Annotated[
+        str | None,
+        ConfigKey("User of a TURN server. With secret_file: the name behind the time of expiry.", default_text="none"),
+    ] = None
+    credential_file: Annotated[
+        str | None, ConfigKey("File with the password of the user, in one line.", is_reread=True)
+    ] = None
+    secret_file: Annotated[
+        str | None,
+        ConfigKey("File with the secret of the TURN server, which makes users that expire.", is_reread=True),
+    ] = None
+
+
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The api's address and limits (docs/http-api.md), and the secrets of its clients, which no file names.
 
     api_keys: of the command line, then the last `keys_in_file` from api_key_file. metrics_keys: from metrics_key_file;
-    they open /metrics alone. max_connections is also bounded by the limit of open files.
+    they open /metrics alone. ice_secrets: content of the file of each of realtime_ice_servers, empty without one.
+    max_connections is also bounded by the limit of open files.
     """
 
     host: Annotated[str, ConfigKey("Address to listen on.")] = "127.0.0.1"
@@ -333,6 +354,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, ConfigKey("Seconds without an event of the client after which a realtime session ends.", gt=0, le=86400)
     ] = 600.0
     realtime_max_s: Annotated[float, ConfigKey("Maximum seconds of a realtime session.", gt=0, le=86400)] = 3600.0
+    realtime_ice_servers: Annotated[
+        tuple[IceServer, ...],
+        ConfigKey("STUN and TURN servers of WebRTC calls.", default_text="null", nullable=True),
+    ] = ()
     sessions_idle_s: Annotated[
         float, ConfigKey("Seconds after the last request of a session until it ends.", gt=0, le=86400)
     ] = 600.0
@@ -366,11 +391,12 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     keys_in_file: int = 0
     metrics_keys: tuple[str, ...] = ()
+    ice_secrets: tuple[str, ...] = ()
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The keys of both kinds, which no log and no view shows."""
-        return (*self.api_keys, *self.metrics_keys)
+        """The keys of both kinds and the secrets of TURN servers, which no log and no view shows."""
+        return (*self.api_keys, *self.metrics_keys, *filter(None, self.ice_secrets))
 
     @property
     def url(self) -> str:

@@ -36,7 +36,7 @@ def _values(record: msgspec.Struct, section: str, prefix: str) -> Iterator[tuple
         match item.kind:
             case "section":
                 yield from _values(value, item.key, f"{key}.")
-            case "list of section":
+            case "list of section" if value:
                 for index, part in enumerate(value):
                     yield from _values(part, item.key + ITEM, f"{key}.{index}.")
             case "mapping" if not section:

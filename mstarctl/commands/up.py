@@ -73,6 +73,9 @@ def start(options: UpOptions, printer: Printer) -> None:
     planned = make_planned(options, api_keys=keys, argv=without_secrets(sys.argv[1:], keys))
     warn_of_mode(planned.spec.api.api_key_file, "--api-key-file", printer)
     warn_of_mode(planned.spec.api.metrics_key_file, "--metrics-key-file", printer)
+    for server in planned.spec.api.realtime_ice_servers:
+        warn_of_mode(server.credential_file, "credential_file", printer)
+        warn_of_mode(server.secret_file, "secret_file", printer)
     for sentence in (*planned.spec.unused, *planned.spec.cautions):
         printer.warn(sentence)
     show_plan(planned, printer)
@@ -105,7 +108,7 @@ def warn_of_mode(file: str | None, option: str, printer: Printer) -> None:
     mode = stat.S_IMODE(Path(file).stat().st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         hint = f"chmod 600 {shlex.quote(file)}"
-        printer.warn(f"{option} {file} has mode {mode:04o}: other users may read its keys; {hint}")
+        printer.warn(f"{option} {file} has mode {mode:04o}: other users may read it; {hint}")
 
 
 def without_secrets(argv: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:

@@ -307,7 +307,14 @@ def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...
 def with_paths(api: ApiConfig) -> ApiConfig:
     """Return the configuration with absolute paths of its files, for processes with another working directory."""
     names = ("api_key_file", "metrics_key_file", "tls_cert", "tls_key")
-    return msgspec.structs.replace(api, **{name: absolute(getattr(api, name)) for name in names})
+    servers = tuple(
+        msgspec.structs.replace(
+            server, credential_file=absolute(server.credential_file), secret_file=absolute(server.secret_file)
+        )
+        for server in api.realtime_ice_servers
+    )
+    paths = {name: absolute(getattr(api, name)) for name in names}
+    return msgspec.structs.replace(api, **paths, realtime_ice_servers=servers)
 
 
 def run_directory(name: str, root: Path | None) -> RunDirectory:

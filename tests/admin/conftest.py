@@ -20,7 +20,7 @@ from mstar_core.admin.access import bind_admin
 from mstar_core.admin.server import AdminServer
 from mstar_core.admin.streams import NdjsonStreams
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
-from mstar_core.config.resolved import ApiConfig
+from mstar_core.config.resolved import ApiConfig, IceServer
 from mstar_core.config.scaling import FreeDevice
 from mstar_core.errors import NotFound, StateConflict
 from mstar_core.host.readings.gpus import GpuReader
@@ -147,7 +147,13 @@ class FakeDeployment:
                 ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
                 placements=(NodePlacement(node="LLM", replicas=((0,),)),),
             ),
-            api=ApiConfig(host="127.0.0.1", port=1, api_keys=("secret-key",)),
+            api=ApiConfig(
+                host="127.0.0.1",
+                port=1,
+                api_keys=("secret-key",),
+                realtime_ice_servers=(IceServer(urls=("turn:turn.example.org",), secret_file="/turn"),),
+                ice_secrets=("turn-secret",),
+            ),
             argv=("up", "orpheus", "--api-key", "secret-key"),
             provenance={"max_queue": "file.yaml:3"},
         )

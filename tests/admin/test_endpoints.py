@@ -217,7 +217,8 @@ async def test_health_and_ready_answer_with_their_status(admin: Admin) -> None:
 async def test_the_configuration_names_the_source_of_values_and_hides_keys(admin: Admin) -> None:
     found = await admin.get("/v1/config")
     assert found["settings"]["max_queue"] == {"value": 128, "source": "file.yaml:3"}
-    assert "secret-key" not in str(found)
+    assert "secret-key" not in str(found) and "turn-secret" not in str(found)
+    assert found["settings"]["api.realtime_ice_servers.0.secret_file"]["value"] == "/turn"
 
 
 async def test_the_clock_is_the_one_of_frames(admin: Admin) -> None:

@@ -62,7 +62,8 @@ def test_the_keys_of_a_record_follow_from_its_fields() -> None:
 
 def test_a_key_that_a_reload_reads_again_says_so() -> None:
     again = {item.key for item in SETTINGS if item.is_reread}
-    assert again == {"api.api_key_file", "api.metrics_key_file", "api.tls_cert", "api.tls_key"}
+    servers = {f"api.realtime_ice_servers[].{word}" for word in ("credential_file", "secret_file")}
+    assert again == {"api.api_key_file", "api.metrics_key_file", "api.tls_cert", "api.tls_key", *servers}
     assert all(item.doc.endswith(REREAD) == item.is_reread for item in SETTINGS)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mstar_core.config.files.load import default_config, read_text
 from mstar_core.config.files.placement import make_plan
 from mstar_core.config.files.resolution import resolve
+from mstar_core.config.key import ITEM
 from mstar_core.config.schema import SETTINGS, values_of
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.plugin import ModelSpec
@@ -155,6 +156,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.aliases": ["other"],
         "api.cors_origins": ["https://example.org"],
         "api.remote_media": ["example.org"],
+        "api.realtime_ice_servers": [{"urls": ["stun:example.org"]}],
         "transport.protocol": "TCP",
         "transport.device": "eth0",
         "lora.adapters": {"pirate": "/adapters/pirate"},
@@ -166,7 +168,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
     base = resolved(GOOD)
     skipped = ("model", "node_groups", "kv_cache", "lora", "transport", "ray", "logs", "api")
     for item in SETTINGS:
-        if item.key in skipped or item.key.startswith("node_groups"):
+        if item.key in skipped or item.key.startswith("node_groups") or ITEM in item.key:
             continue
         value = other.get(item.key, not item.default if item.kind == "boolean" else 17)
         changed = resolved(GOOD, f"{item.key}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}")
@@ -267,6 +269,7 @@ def test_every_model_ships_its_default_file() -> None:
 
 
 def test_a_resolved_configuration_holds_every_setting(resolved: Resolve) -> None:
-    shown = {re.sub(r"\.\d+", "[]", key) for key in values_of(resolved(GOOD))}
+    server = "api.realtime_ice_servers=[{urls: ['turn:a'], username: u, credential_file: f}]"
+    shown = {re.sub(r"\.\d+", "[]", key) for key in values_of(resolved(GOOD, server))}
     plain = {item.key for item in SETTINGS if item.kind not in ("section", "list of section", "mapping")}
     assert plain <= shown

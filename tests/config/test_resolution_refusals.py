@@ -53,6 +53,51 @@ REFUSED = {
     "a share over one": (GOOD + "kv_cache: {memory_fraction: 1.5}\n", 6, "kv_cache.memory_fraction", None),
     "unknown choice": (GOOD + "dtype: bfloat61\n", 6, "dtype", "bfloat16"),
     "pool fixed twice": (GOOD + "kv_cache:\n  pages: 4\n  tokens: 9\n", 8, "kv_cache.tokens", None),
+    "ice servers in one text": (GOOD + "api:\n  realtime_ice_servers: stun:a\n", 7, "api.realtime_ice_servers", None),
+    "ice server of another scheme": (
+        GOOD + "api:\n  realtime_ice_servers:\n  - urls: [stun:a, 'https://b']\n",
+        8,
+        "api.realtime_ice_servers.0.urls.1",
+        None,
+    ),
+    "ice server without urls": (
+        GOOD + "api:\n  realtime_ice_servers:\n  - username: ann\n",
+        8,
+        "api.realtime_ice_servers.0.urls",
+        None,
+    ),
+    "turn server without a user": (
+        GOOD + "api:\n  realtime_ice_servers:\n  - urls: ['turn:a:3478']\n",
+        8,
+        "api.realtime_ice_servers.0.credential_file",
+        None,
+    ),
+    "turn server with a password of no user": (
+        GOOD + "api:\n  realtime_ice_servers:\n  - urls: ['turn:a']\n    credential_file: f\n",
+        8,
+        "api.realtime_ice_servers.0.username",
+        None,
+    ),
+    "turn server with two secrets": (
+        GOOD
+        + "api:\n  realtime_ice_servers:\n  - urls: ['turn:a']\n    username: u\n    credential_file: f\n"
+        + "    secret_file: g\n",
+        11,
+        "api.realtime_ice_servers.0.secret_file",
+        None,
+    ),
+    "stun server with a user": (
+        GOOD + "api:\n  realtime_ice_servers:\n  - urls: ['stun:a']\n    username: u\n",
+        9,
+        "api.realtime_ice_servers.0.username",
+        None,
+    ),
+    "password in the file": (
+        GOOD + "api:\n  realtime_ice_servers:\n  - urls: ['turn:a']\n    credential: pw\n",
+        9,
+        "api.realtime_ice_servers.0.credential",
+        "credential_file",
+    ),
     "rank twice": (GOOD.replace("[0]", "[0, 0]"), 5, "node_groups.0.ranks.1", None),
     "negative rank": (GOOD.replace("[0]", "[-1]"), 5, "node_groups.0.ranks.0", None),
     "gap in ranks": (GOOD.replace("[0]", "[0, 2]"), 4, "node_groups.0.ranks", None),

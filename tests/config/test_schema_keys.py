@@ -122,6 +122,16 @@ ACTS: Final[dict[str, str]] = {
         "test_an_old_or_idle_session_ends_with_a_reason"
         for key in ("idle_s", "max_s")
     },
+    **{
+        f"api.realtime_ice_servers{part}": "tests/api/realtime/test_ice_servers.py::"
+        "test_a_client_secret_comes_with_the_servers"
+        for part in ("", "[].urls", "[].secret_file")
+    },
+    **{
+        f"api.realtime_ice_servers[].{word}": "tests/api/realtime/test_ice_servers.py::"
+        "test_users_of_a_secret_expire_and_have_the_password_of_the_turn_rest_api"
+        for word in ("username", "credential_file")
+    },
     "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.cors_origins": "tests/api/test_access.py::test_named_origins_may_call_and_others_may_not",

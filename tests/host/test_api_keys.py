@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.resolved import ApiConfig
+from mstar_core.config.resolved import ApiConfig, IceServer
 from mstar_core.errors import ConfigError
 from mstar_core.host.api_keys import read_keys, with_keys
 from mstarctl.start.options import UpOptions
@@ -45,3 +45,30 @@ def test_a_relative_path_holds_in_another_folder(tmp_path: Path, monkeypatch: py
     api = make_planned(options).spec.api
     monkeypatch.chdir("/")
     assert with_keys(api).api_keys == api.api_keys == ("one",)
+
+
+def test_secrets_of_turn_servers_come_from_their_files_and_a_reload_reads_them_again(tmp_path: Path) -> None:
+    password, secret = tmp_path / "password", tmp_path / "secret"
+    password.write_text("#pw \n")
+    secret.write_text("north")
+    servers = (
+        IceServer(urls=("stun:a",)),
+        IceServer(urls=("turn:a",), username="ann", credential_file=str(password)),
+        IceServer(urls=("turn:b",), secret_file=str(secret)),
+    )
+    first = with_keys(ApiConfig(realtime_ice_servers=servers))
+    assert first.ice_secrets == ("", "#pw", "north")
+    assert first.secrets == ("#pw", "north")
+    secret.write_text("south\n")
+    assert with_keys(first).ice_secrets == ("", "#pw", "south")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "one\ntwo\n", None])
+def test_a_file_of_a_turn_server_has_one_line(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "secret"
+    if text is not None:
+        file.write_text(text)
+    server = IceServer(urls=("turn:b",), secret_file=str(file))
+    with pytest.raises(ConfigError, match="secret_file") as caught:
+        with_keys(ApiConfig(realtime_ice_servers=(server,)))
+    assert caught.value.facts["key"] == "api.realtime_ice_servers.0.secret_file"

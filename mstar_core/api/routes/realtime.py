@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import Exchange
@@ -13,6 +14,7 @@ from mstar_core.api.http.client_secrets import ClientSecret
 from mstar_core.api.http.websocket import WebSocket, check_handshake
 from mstar_core.api.realtime.history import new_id
 from mstar_core.api.realtime.session import RealtimeSession
+from mstar_core.api.realtime.webrtc.ice_servers import ice_servers
 from mstar_core.api.realtime.wire.server_events import EVENT_ID
 from mstar_core.api.realtime.wire.session_fields import SessionState
 from mstar_core.api.routes.fields import check_name, read_body
@@ -124,4 +126,9 @@ async def client_secret(exchange: Exchange) -> HTTPResponse:
     seconds = body.expires_after.seconds if body.expires_after is not None else SECRET_S
     value, secret = exchange.service.client_secrets.create(exchange.key, seconds, session)
     shown = {**state.shown, "id": new_id("sess"), "object": "realtime.session"}
-    return exchange.json(ClientSecretAnswer(value=value, expires_at=int(secret.expires), session=shown))
+    servers = ice_servers(exchange.limits, secret.expires + exchange.limits.realtime_max_s)
+    return exchange.json(
+        ClientSecretAnswer(
+            value=value, expires_at=int(secret.expires), session=shown, ice_servers=servers or msgspec.UNSET
+        )
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.body import read_form, read_pieces
 from mstar_core.api.http.strict_json import parse_object
 from mstar_core.api.realtime.session import RealtimeSession
+from mstar_core.api.realtime.webrtc.ice_servers import ice_servers
 from mstar_core.api.routes.fields import check_name
 from mstar_core.api.routes.realtime import authorize
 from mstar_core.errors import NotFound, RequestError
@@ -45,7 +47,8 @@ async def realtime_call(exchange: Exchange) -> HTTPResponse:
     session = RealtimeSession(exchange, {**({} if secret is None else secret.session), **patch})
     service.sessions.add(session)
     try:
-        call = RealtimeCall(lambda: session.settings)
+        servers = ice_servers(exchange.limits, time.time() + exchange.limits.realtime_max_s)
+        call = RealtimeCall(lambda: session.settings, servers)
         answer = await call.answer(offer)
     except BaseException:
         service.sessions.end(session.id)

@@ -61,6 +61,8 @@ def _value(place: Located, item: Setting, key: str, faults: Faults) -> Iterator[
     match item.kind:
         case "section":
             yield from _section(place, item.key, key, faults)
+        case "list of section" if place.value is None and item.nullable:
+            yield CheckedValue(key, None, place, item)
         case "list of section":
             if not isinstance(place.value, list) or not place.value:
                 raise place.error(f"{key} is {shown(place)}", key, hint="a list with at least one entry")

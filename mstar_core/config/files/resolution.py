@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from mstar_core.config.files.faults import Faults
 from mstar_core.config.files.hosts import check_ray
+from mstar_core.config.files.ice import ice_servers
 from mstar_core.config.files.load import ConfigFile, split_name
 from mstar_core.config.files.placement import check_coverage, node_groups
 from mstar_core.config.files.read import CheckedValue, fits, read, shown
 from mstar_core.config.located import Located
 from mstar_core.config.name import NAME_HINT, is_name
-from mstar_core.config.resolved import KVCacheConfig, LoraConfig, NodeGroup, ResolvedConfig
+from mstar_core.config.resolved import ApiConfig, KVCacheConfig, LoraConfig, NodeGroup, ResolvedConfig
 from mstar_core.config.schema import SECTIONS, words_of
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin import ModelSpec
@@ -41,6 +42,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
     with faults.collected():
         lora = _lora(values)
     check_ray(values, faults)
+    api = ApiConfig(**{**_set_fields(values, "api"), "realtime_ice_servers": ice_servers(values, faults)})
     if not faults.spoil("node_groups"):
         with faults.collected():
             groups = node_groups(spec, values, faults)
@@ -49,7 +51,14 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
     faults.check()
     sections = {name: section(**_set_fields(values, name)) for name, section in SECTIONS.items()}
     of_model = {"name": spec.name, "max_seq_len": spec.max_seq_len}
-    checked = {"model": spec.name, "model_kwargs": kwargs, "node_groups": groups, "kv_cache": kv_cache, "lora": lora}
+    checked = {
+        "model": spec.name,
+        "model_kwargs": kwargs,
+        "node_groups": groups,
+        "kv_cache": kv_cache,
+        "lora": lora,
+        "api": api,
+    }
     return ResolvedConfig(
         **{**of_model, **_set_fields(values, ""), **sections, **checked},
         variant=variant,

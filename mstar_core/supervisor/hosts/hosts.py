@@ -231,7 +231,7 @@ class OtherHosts:
     def spec_of(self, link: AgentLink) -> DeploymentSpec:
         """Return the spec for a host: without keys of clients. The agent puts in the paths of its host."""
         spec = self._deployment.spec
-        api = msgspec.structs.replace(spec.api, api_keys=(), metrics_keys=())
+        api = msgspec.structs.replace(spec.api, api_keys=(), metrics_keys=(), ice_secrets=())
         return msgspec.structs.replace(spec, on_host=link.name, folder=self._folder, api=api)
 
     # -- while it serves --------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ import pytest
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from av import AudioFrame, AudioResampler
 
+from mstar_core.api.realtime.settings import RealtimeSettings
 from mstar_core.api.realtime.sound.resampling import resampled_whole
+from mstar_core.api.realtime.webrtc.call import RealtimeCall
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import LIMIT_S, Api, Started
 from tests.api.realtime.client import Event, parsed, service_of
@@ -50,7 +52,10 @@ class Microphone(MediaStreamTrack):  # type: ignore[misc]  # aiortc has no types
 
 
 class Caller:
-    """A WebRTC client. events: those of the data channel. heard: samples of the model's track, at 48 kHz."""
+    """A WebRTC client. events: those of the data channel. heard: samples of the model's track, at 48 kHz.
+
+    answer: SDP of the api.
+    """
 
     def __init__(self) -> None:
         self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
@@ -58,6 +63,7 @@ class Caller:
         self.events: list[Event] = []
         self.heard: list[np.ndarray] = []
         self.news = asyncio.Event()
+        self.answer = ""
         self.peer.addTrack(self.microphone)
         self.channel = self.peer.createDataChannel("oai-events")
         self.channel.on("message", self._take)
@@ -119,6 +125,7 @@ async def calling(api: Api, session: dict[str, Any] | None = None) -> AsyncItera
             answer = await api.client.post(PATH, files={"sdp": (None, sdp), "session": (None, json.dumps(session))})
         assert answer.status_code == 201, answer.text
         assert answer.headers["content-type"] == "application/sdp"
+        caller.answer = answer.text
         await caller.peer.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
         created = await caller.until("session.created")
         assert answer.headers["location"] == f"{PATH}/{created['session']['id']}"
@@ -186,6 +193,18 @@ async def test_a_call_ends_by_its_id(started: Started) -> None:
         await api.until(lambda: not len(service_of(api).sessions))
         assert (await api.client.post(f"{PATH}/{session.id}/hangup")).status_code == 404
         assert caller.channel is not None
+
+
+async def test_a_call_whose_client_does_not_connect_ends() -> None:
+    caller, call = Caller(), RealtimeCall(lambda: RealtimeSettings(output="audio"), open_s=0.01)
+    try:
+        await caller.peer.setLocalDescription(await caller.peer.createOffer())
+        await call.answer(caller.peer.localDescription.sdp)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(call.receive(), LIMIT_S)
+    finally:
+        await call.close("")
+        await caller.close()
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_key_file_readable_by_others_gives_a_warning(tool: Cli, tmp_path: Path
     keys.chmod(mode)
     said = tool("up", "orpheus:tiny", "--dry-run", "--port", str(free_port()), "--api-key-file", str(keys))
     assert said.code == ExitCode.DONE, said.err
-    assert (f"the keys has mode {mode:04o}: other users may read its keys; chmod 600 '{keys}'" in said.err) is is_open
+    assert (f"the keys has mode {mode:04o}: other users may read it; chmod 600 '{keys}'" in said.err) is is_open
     assert "secret" not in said.err + said.out
 
 

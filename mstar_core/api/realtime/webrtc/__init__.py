@@ -1,1 +1,1 @@
-"""Realtime sessions over WebRTC: sound by tracks, events by a data channel. Needs `mstarctl[webrtc]`."""
+"""Realtime sessions over WebRTC: sound by tracks, events by a data channel. Calls need `mstarctl[webrtc]`."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pybase64
-from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessionDescription
+from aiortc import RTCConfiguration, RTCDataChannel, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 from aiortc.exceptions import InvalidStateError
 from aiortc.mediastreams import MediaStreamError
 from av import AudioResampler
@@ -24,6 +25,7 @@ from av import AudioResampler
 from mstar_core.api.realtime.settings import RealtimeSettings
 from mstar_core.api.realtime.sound.resampling import PieceResampler
 from mstar_core.api.realtime.webrtc.voice_track import VoiceTrack
+from mstar_core.api.schema import IceServerAnswer
 from mstar_core.errors import RequestError
 
 CHANNEL: Final = "oai-events"
@@ -33,21 +35,35 @@ GONE: Final = ("failed", "closed", "disconnected")
 OPEN_S: Final = 30.0
 """Time within which a client opens the data channel."""
 
+SERVER_CANDIDATES: Final = {"stun": "srflx", "turn": "relay", "turns": "relay"}
+"""Type of the address that a server of each scheme gives (RFC 8839)."""
+
 log = logging.getLogger("mstar.api.realtime")
 
 
 class RealtimeCall:
-    """A connection of a session. Owned by the route, which serves it until it ends. settings: of the session, current.
+    """A connection of a session. Owned by the route, which serves it until it ends.
 
-    If the client hangs up or disappears, the task that waits in `receive` is cancelled.
+    If the client hangs up or disappears, or does not open the data channel, the task that waits in `receive` is
+    cancelled.
     """
 
     is_closed_by_client = True
     """A call does not resume."""
 
-    def __init__(self, settings: Callable[[], RealtimeSettings]) -> None:
+    def __init__(
+        self, settings: Callable[[], RealtimeSettings], servers: Sequence[IceServerAnswer] = (), open_s: float = OPEN_S
+    ) -> None:
+        """settings: of the session, current. servers: STUN and TURN servers; the first of each kind is used.
+
+        open_s: time within which the client opens the data channel.
+        """
         self._settings = settings
-        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._open_s = open_s
+        self._servers = servers
+        self._peer = RTCPeerConnection(
+            RTCConfiguration([RTCIceServer(**msgspec.to_builtins(each)) for each in servers])
+        )
         self._voice = VoiceTrack()
         self._events: asyncio.Queue[str | None] = asyncio.Queue()
         self._channel: RTCDataChannel | None = None
@@ -74,7 +90,26 @@ class RealtimeCall:
                 f"send an offer with one audio track and the data channel {CHANNEL}",
                 field="sdp",
             ) from error
-        return str(self._peer.localDescription.sdp)
+        sdp = str(self._peer.localDescription.sdp)
+        self._warn_of_servers(sdp)
+        self._start(self._await_channel())
+        return sdp
+
+    async def _await_channel(self) -> None:
+        """End a call whose client does not reach the server, or opens no data channel."""
+        try:
+            await asyncio.wait_for(self._is_open.wait(), self._open_s)
+        except TimeoutError:
+            log.info("no data channel came", extra={"facts": {"seconds": self._open_s}})
+            self._events.put_nowait(None)
+
+    def _warn_of_servers(self, sdp: str) -> None:
+        """Log servers that gave no address: clients behind a NAT may not reach the call."""
+        urls = [url for server in self._servers for url in server.urls]
+        for kind in ("srflx", "relay"):
+            asked = [url for url in urls if SERVER_CANDIDATES.get(url.partition(":")[0]) == kind]
+            if asked and f" typ {kind}" not in sdp:
+                log.warning("an ICE server gave no address", extra={"facts": {"url": asked[0], "candidate": kind}})
 
     # The connection of a session
 
