@@ -90,7 +90,7 @@ async def test_a_response_goes_on_behind_the_outputs_that_the_client_has_however
             send(delivery, transport, {"text": 1}, b"one ")
             assert delivery.is_replay
             send(delivery, transport, {"text": 3}, b"two, and three ")
-            await asyncio.wait_for(delivery.caught_up(), 1)
+            await asyncio.wait_for(delivery.caught_up(), 60)
             gate.open()
             assert ids_of(gate.take(())) == [8]
             send(delivery, transport, {"text": 4}, b"four")

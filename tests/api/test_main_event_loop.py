@@ -15,11 +15,17 @@ import pytest
 
 from mstar_core.api.main import busy_poll_loop
 from mstar_core.transport import Spin
+from tests.api.conftest import LIMITS
 from tests.api.own_process import OwnApi, own_api, spec_in
 from tests.fakes.conductor import FakeDeployment
 from tests.fakes.omni_model import SPEC
 
 LONG_S = 60.0
+BUSY_S = 0.7
+"""CPU time of an api that looks on. One that sleeps and sends its heartbeats takes about half of it in `LONG_S`."""
+
+CALM_S = 40.0
+"""Time in which an api that was not roused becomes calm: shorter than `LONG_S`, for which a roused one looks on."""
 
 
 def run(spin: Spin, work: Coroutine[Any, Any, None]) -> None:
@@ -66,20 +72,23 @@ def test_it_takes_the_core_while_it_looks_on_and_then_sleeps() -> None:
     spin = Spin(0.3, clock := Reads())
 
     async def work() -> None:
-        async def looks() -> int:
+        async def looks(span_s: float = 0.05) -> int:
             before = clock.count
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(span_s)
             return clock.count - before
 
         assert await looks() < 20, "nothing has roused it"
-        spin.rouse()
-        assert await looks() > 250
+        for span_s in LIMITS:  # a busy machine may take the core away meanwhile
+            spin.rouse()
+            if await looks(span_s) > 250:
+                break
+        else:
+            raise AssertionError("it did not look on")
         assert await looks() < 20
 
     run(spin, work())
 
 
-@pytest.mark.timeout(120)
 async def test_a_body_that_begins_to_come_rouses_the_api_and_a_look_at_its_health_does_not() -> None:
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         spec = spec_in(folder, SPEC, wait_spin_us=round(LONG_S * 1e6))
@@ -90,23 +99,28 @@ async def test_a_body_that_begins_to_come_rouses_the_api_and_a_look_at_its_healt
                 await fake.until(lambda: bool(fake.received))
                 fake.ready()
                 await api.ready()
-                async with sent(api, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"):
-                    before = api.cpu_s
-                    await asyncio.sleep(0.5)
-                    assert api.cpu_s - before < 0.1
-                head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+                async with asyncio.timeout(CALM_S), sent(api, health) as answer:
+                    assert (await answer.readline()).startswith(b"HTTP/1.1 200")
+                    before, is_calm = api.cpu_s, False
+                    while not is_calm:  # it may have work of its start
+                        await asyncio.sleep(0.5)
+                        before, is_calm = api.cpu_s, api.cpu_s - before < 0.1
+                head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
                 async with sent(api, head + b'Content-Length: 1000\r\n\r\n{"text"'), asyncio.timeout(LONG_S):
                     before = api.cpu_s
-                    while api.cpu_s - before < 0.2:  # noqa: ASYNC110  no event marks it; it takes what the machine gives
+                    while api.cpu_s - before < BUSY_S:  # noqa: ASYNC110  no event marks it; it takes what the machine gives
                         await asyncio.sleep(0.05)
         finally:
             fake.close()
 
 
 @asynccontextmanager
-async def sent(api: OwnApi, data: bytes) -> AsyncIterator[None]:
+async def sent(api: OwnApi, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """Send some bytes, and hold the connection."""
-    _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     writer.write(data)
-    yield
-    writer.close()
+    try:
+        yield reader
+    finally:
+        writer.close()

@@ -90,7 +90,11 @@ async def test_doubled_late_and_reordered_messages_change_no_answer(started: Sta
 async def test_a_lost_message_ends_its_request_by_the_deadline_and_no_other(
     started: Started, record_property: Note
 ) -> None:
+    most_at_once = 0
+
     def script(fake: FakeDeployment, request: NewRequest) -> None:
+        nonlocal most_at_once
+        most_at_once = max(most_at_once, len(fake.requests) - len(fake.cancels))
         number = value_of(request) // 10
         lost = number % (CHUNKS + 2)  # each chunk in turn, the end, and none
         for index in range(CHUNKS):
@@ -101,11 +105,10 @@ async def test_a_lost_message_ends_its_request_by_the_deadline_and_no_other(
 
     async with started(script, max_concurrent_requests=MANY) as api:
         whole = {number for number in range(1, MANY + 1) if number % (CHUNKS + 2) == CHUNKS + 1}
-        begun = time.monotonic()
         answers = await asyncio.gather(
             *(send(api, n, timeout_s="300" if n in whole else "1.5") for n in range(1, MANY + 1))
         )
-        assert time.monotonic() - begun < 45, "one after the other they would take 78 s"
+        assert most_at_once > len(whole) + 1, "requests that wait for a lost message wait side by side"
         for number, answer in enumerate(answers, start=1):
             if number in whole:
                 assert lines_of(answer)[-1]["modality"] == "done" and sound_of(answer) == wanted(10 * number)

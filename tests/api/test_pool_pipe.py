@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -112,6 +113,7 @@ def test_what_has_no_form_is_told_and_the_next_message_goes(ends: tuple[PoolPipe
 
 
 def test_no_descriptor_is_left_over() -> None:
+    gc.collect()  # otherwise descriptors of other tests may be closed meanwhile
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(3):
         ours, theirs = PoolPipe.pair()

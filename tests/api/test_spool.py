@@ -7,7 +7,7 @@ import errno
 import gc
 import os
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,14 @@ from mstar_core.api.output.spool import Array, Spool
 from mstar_core.errors import Unavailable
 from tests.api.test_service_storage import open_files
 
+LIMIT_S = 60.0
+
 
 class SlowSpool(Spool[int]):
-    """A disk on which each operation takes as long as the test says, or waits for `gate`."""
+    """A disk on which each operation waits for `gate`. begun: set by each operation before it waits."""
 
-    delay_s = 0.0
     gate: threading.Event | None = None
+    begun: threading.Event | None = None
     is_full = False
 
     def _write(self, array: Array, offset: int) -> None:
@@ -38,9 +40,10 @@ class SlowSpool(Spool[int]):
 
     def _wait(self) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        time.sleep(self.delay_s)
+        if self.begun is not None:
+            self.begun.set()
         if self.gate is not None:
-            assert self.gate.wait(30)
+            assert self.gate.wait(LIMIT_S)
 
 
 def values(number: int, size: int = 1000) -> Array:
@@ -56,10 +59,15 @@ async def taken(spool: Spool[int], count: int) -> list[int]:
     return found
 
 
-async def written(spool: Spool[int]) -> None:
-    async with asyncio.timeout(30):
-        while spool.in_memory:  # noqa: ASYNC110 a thread writes
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 threads have no event for tests
             await asyncio.sleep(0.001)
+
+
+async def written(spool: Spool[int]) -> None:
+    await until(lambda: not spool.in_memory)
 
 
 async def test_outputs_come_back_in_order_from_file_and_memory(tmp_path: Path) -> None:
@@ -75,24 +83,22 @@ async def test_outputs_come_back_in_order_from_file_and_memory(tmp_path: Path) -
 
 
 async def test_a_slow_disk_delays_no_loop(tmp_path: Path) -> None:
+    """The loop turns while an operation waits for the disk, which goes on only when the loop lets it."""
     spool = SlowSpool(tmp_path)
-    spool.delay_s = 0.3
-    longest, last, is_over = 0.0, time.monotonic(), False
-
-    async def look() -> None:
-        nonlocal longest, last
-        while not is_over:
-            await asyncio.sleep(0.005)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-
-    looking = asyncio.create_task(look())
-    for number in range(2):
-        spool.add(number, values(number))
-    await written(spool)
-    assert await taken(spool, 2) == [0, 1]
-    is_over = True
-    await looking
-    assert longest < 0.25
+    for action in ("write", "read"):
+        spool.gate, spool.begun = threading.Event(), threading.Event()
+        if action == "write":
+            spool.add(0, values(0))
+        else:
+            reading = asyncio.create_task(taken(spool, 1))
+        await until(spool.begun.is_set)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert spool.is_busy
+        spool.gate.set()
+        if action == "write":
+            await written(spool)
+    assert await reading == [0]
     spool.close()
 
 
@@ -112,7 +118,7 @@ async def test_a_full_disk_keeps_outputs_in_memory_up_to_a_limit_and_is_tried_ag
     spool.is_full = True
     for number in range(5):
         spool.add(number, values(number))
-        await asyncio.sleep(0.01)
+        await until(lambda: not spool.is_busy and spool._writing is None)  # the disk has refused it
     with pytest.raises(Unavailable, match="cannot store"):
         spool.add(5, values(5))
     assert await taken(spool, 2) == [0, 1]
@@ -144,17 +150,15 @@ async def test_a_file_stays_open_until_its_thread_is_done(is_read: bool, tmp_pat
     spool.gate = threading.Event()
     if is_read:
         reader = asyncio.create_task(spool.pop())
-        await asyncio.sleep(0.01)
+        await until(lambda: spool.is_busy)
         reader.cancel()
     else:
         spool.add(2, values(2))
-        await asyncio.sleep(0.01)
+        await until(lambda: spool.is_busy)
     spool.close()
     assert open_files(tmp_path) != [], "another file could get its number, and the thread would write there"
     spool.gate.set()
-    async with asyncio.timeout(30):
-        while open_files(tmp_path):  # noqa: ASYNC110 a thread closes it
-            await asyncio.sleep(0.001)
+    await until(lambda: not open_files(tmp_path))
 
 
 async def test_a_spool_that_nobody_closed_frees_its_file(tmp_path: Path) -> None:
@@ -163,8 +167,12 @@ async def test_a_spool_that_nobody_closed_frees_its_file(tmp_path: Path) -> None
     await written(spool)
     assert files_in(tmp_path) == 1
     del spool
-    gc.collect()
-    assert files_in(tmp_path) == 0
+
+    def is_freed() -> bool:
+        gc.collect()  # the thread that wrote last may hold it for a moment longer
+        return files_in(tmp_path) == 0
+
+    await until(is_freed)
 
 
 def files_in(folder: Path) -> int:

@@ -1,21 +1,22 @@
 """Pool processes reused by several apis, because starting one takes longer than the rest of a test.
 
-Killed and dead processes are not reused. The interpreter ends the remaining ones at its exit.
+Killed and dead processes are not reused. The remaining ones end with the interpreter.
 """
 
 from __future__ import annotations
 
+import atexit
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.process import ProcessorProcess
 
-KEPT: Final[dict[str, list[tuple[SpawnProcess, Connection, bool, bool]]]] = defaultdict(list)
+KEPT: Final[dict[str, list[tuple[SpawnProcess, PoolPipe, bool, bool]]]] = defaultdict(list)
 """Idle processes by their arguments."""
 
 STARTER: Final = ThreadPoolExecutor(1, thread_name_prefix="kept-pool")
@@ -36,6 +37,7 @@ class KeptProcess(ProcessorProcess):
             if process.is_alive():
                 self._process, self._pipe, self.jobs = process, pipe, 0
                 return
+            pipe.close()
         STARTER.submit(super().start).result()
 
     def kill(self) -> None:
@@ -50,3 +52,13 @@ class KeptProcess(ProcessorProcess):
             return
         super().stop()
         self._was_killed = False
+
+
+@atexit.register
+def end_kept() -> None:
+    """End the idle processes and close their pipes, which the interpreter would report as not closed."""
+    for kept in KEPT.values():
+        while kept:
+            process, pipe, _, _ = kept.pop()
+            process.kill()
+            pipe.close()
