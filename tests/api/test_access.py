@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mstar_core.messages.requests import NewRequest
 from mstar_core.process.logs import REQUEST_ID
 from tests.api.conftest import Started, running
 from tests.fakes import media
+from tests.fakes.certificates import certificate_in, encrypted
 from tests.fakes.conductor import FakeDeployment, echo, speak
 from tests.fakes.omni_model import SPEC
 
@@ -62,35 +62,6 @@ async def test_named_origins_may_call_and_others_may_not(started: Started) -> No
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     cert, key = certificate_in(tmp_path_factory.mktemp("tls"))
     return str(cert), str(key)
-
-
-def certificate_in(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for 127.0.0.1 and its key."""
-    folder.mkdir(exist_ok=True)
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-out",
-            cert,
-            "-keyout",
-            key,
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
 
 
 async def test_with_a_certificate_the_port_speaks_https_alone(started: Started, certificate: tuple[str, str]) -> None:
@@ -252,12 +223,7 @@ async def test_what_a_failing_handler_logs_names_its_request(caplog: pytest.LogC
 
 def test_a_locked_key_is_a_failed_start_and_asks_nobody(certificate: tuple[str, str], tmp_path: Path) -> None:
     cert, key = certificate
-    locked = str(tmp_path / "locked.pem")
-    subprocess.run(
-        ["openssl", "rsa", "-aes128", "-passout", "pass:word", "-in", key, "-out", locked],
-        check=True,
-        capture_output=True,
-    )
+    locked = str(encrypted(Path(key), tmp_path / "locked.pem"))
     with pytest.raises(StartError):
         tls_context(ApiConfig(tls_cert=cert, tls_key=locked))
 

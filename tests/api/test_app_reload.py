@@ -12,7 +12,8 @@ from mstar_core.config.live import with_live
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Reload
 from tests.api.conftest import Api, Started
-from tests.api.test_access import GOOD, certificate_in
+from tests.api.test_access import GOOD
+from tests.fakes.certificates import certificate_in
 from tests.fakes.conductor import begin, speak
 
 

@@ -221,9 +221,10 @@ def tls_context(serve: ServeFile) -> ssl.SSLContext | None:
 def load_certificate(context: ssl.SSLContext, serve: ServeFile) -> None:
     """Read certificate and key. Raises ConfigError."""
     try:
-        context.load_cert_chain(serve.tls_cert or "", serve.tls_key)
+        # Without a password, OpenSSL would prompt on the terminal for the one of an encrypted key.
+        context.load_cert_chain(serve.tls_cert or "", serve.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
-        hint = "tls_cert and tls_key must be PEM files that belong together"
+        hint = "tls_cert and tls_key must be PEM files that belong together, and the key must not be encrypted"
         raise ConfigError(
             "the certificate cannot be used", str(error), hint, file=serve.path, key="tls_cert"
         ) from error
