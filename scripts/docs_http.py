@@ -34,6 +34,7 @@ LIMITS = (
     "sessions_idle_s",
     "sessions_ttl_s",
     "sessions_max_count",
+    "sessions_media_bytes",
 )
 """Keys of `api` that limit requests."""
 

@@ -32,7 +32,7 @@ from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import LiveText, ParsedRequest
 from mstar_core.api.preprocess.grammar_checks import GrammarChecks
-from mstar_core.api.preprocess.pool import Pool, SharedInputs
+from mstar_core.api.preprocess.pool import Pool, Read, SharedInputs
 from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.record import SavedLoops
@@ -289,7 +289,12 @@ class Service:
         self.client_secrets = ClientSecrets()
         self.sessions = OpenSessions(api.realtime_max_sessions, on_freed=give_back_freed_memory)
         self.client_sessions = Sessions(
-            SessionLimits(idle_s=api.sessions_idle_s, ttl_s=api.sessions_ttl_s, most=api.sessions_max_count),
+            SessionLimits(
+                idle_s=api.sessions_idle_s,
+                ttl_s=api.sessions_ttl_s,
+                most=api.sessions_max_count,
+                media_bytes=api.sessions_media_bytes,
+            ),
             clock,
             link.end_session,
         )
@@ -412,7 +417,7 @@ class Service:
                 self._go_on(live, call, delivery, item or 0)
             refs: list[TensorRef] = []
             try:
-                inputs = await self._prepared(call, place, live, shared)
+                inputs = await self._prepared(call, place, live, shared, talk)
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 await self._begin(call, live, inputs, refs, talk)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
@@ -480,13 +485,21 @@ class Service:
         live.on_drawn, live.drawn_before = partial(delivery.drawn, item), delivery.journal(item)
 
     async def _prepared(
-        self, call: ParsedRequest, place: Place, live: LiveRequest, shared: SharedInputs | None
+        self,
+        call: ParsedRequest,
+        place: Place,
+        live: LiveRequest,
+        shared: SharedInputs | None,
+        session: ClientSession | None,
     ) -> Inputs:
         prompt = self.prompt_of(call)
+        read: Read = self.pool.prompt
+        if session is not None:
+            read = partial(self.client_sessions.media.read, session.name, read=self.pool.prompt)
         # A task that has nothing to wait for would still take two iterations of the event loop.
         inputs = self.pool.run_inline(prompt) if shared is None and self.admission.is_free else None
         if inputs is None:
-            prepared = self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt)
+            prepared = read(prompt) if shared is None else shared.of(prompt, read)
             return await live.until(self._admitted(prepared, place, live), self.clock)
         self._queue(live)
         place.enter()

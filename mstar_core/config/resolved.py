@@ -367,6 +367,14 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     sessions_max_count: Annotated[
         int, ConfigKey("Most sessions; beyond it the one that was idle for longest ends.", ge=1, le=1_048_576)
     ] = 1024
+    sessions_media_bytes: Annotated[
+        int,
+        ConfigKey(
+            "Most bytes of decoded images that all sessions keep; beyond it those used least recently leave; 0: none.",
+            ge=0,
+            le=TIB,
+        ),
+    ] = 256 * MIB
     tls_cert: Annotated[
         str | None, ConfigKey("PEM file with the certificate; the api then serves HTTPS only.", is_reread=True)
     ] = None

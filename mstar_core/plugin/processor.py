@@ -22,12 +22,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptMedia:
+    """Decoded form of a file, which later requests of its session get back. Only its processor reads it.
+
+    content: key of the file and of the options that it was read with, made by `content_key`. arrays: by name.
+    """
+
+    content: bytes
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPart:
-    """An uploaded file whose type was detected. data: content; name: the client's label, never a path."""
+    """An uploaded file whose type was detected. data: content; name: the client's label, never a path.
+
+    kept: what an earlier request of the session returned for this file (`Inputs.kept`), perhaps of other options.
+    """
 
     modality: str
     data: bytes
     name: str = ""
+    kept: KeptMedia | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +69,7 @@ class PromptRequest:
     seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
     limits: media limits for the decoders in `mstar_core.plugin.media`.
     reads_windows: other requests read beginnings of the sounds, so each window is a segment, see `Audio.window_s`.
+    keeps_media: later requests of the session may have the same images, so `Inputs.kept` is of use.
     """
 
     text: str | None
@@ -69,15 +90,18 @@ class PromptRequest:
     max_seq_len: int = 0
     limits: MediaLimits = field(default_factory=MediaLimits)
     reads_windows: bool = False
+    keeps_media: bool = False
 
     @property
     def size_bytes(self) -> int:
         """Return the approximate size: media, observation, texts, ids, and what a template writes beside them."""
+        kept = sum(part.kept.size_bytes for part in self.media if part.kept is not None)
         beside = (*self.tools, *(call for turn in self.turns for call in turn.calls))
         texts = (
             len(self.text or "") + sum(len(turn.reasoning) for turn in self.turns) + sum(map(len, map(repr, beside)))
         )
-        return sum(len(part.data) for part in self.media) + len(self.observation or b"") + texts + 8 * len(self.ids)
+        media = sum(len(part.data) for part in self.media)
+        return media + kept + len(self.observation or b"") + texts + 8 * len(self.ids)
 
     def text_at(self, index: int) -> str:
         """Return the text of the pair `("text", index)` of `order`."""
@@ -85,7 +109,11 @@ class PromptRequest:
 
     def media_at(self, modality: str, index: int) -> MediaPart:
         """Return the file of a pair of `order`."""
-        return [part for part in self.media if part.modality == modality][index]
+        return self.media[self.number_of(modality, index)]
+
+    def number_of(self, modality: str, index: int) -> int:
+        """Return the number in `media` of the file of a pair of `order`."""
+        return [number for number, part in enumerate(self.media) if part.modality == modality][index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +151,8 @@ class Inputs:
     params: replacement parameters, for instance with a limit lowered to the context; None: unchanged.
     facts: what the programs read as `ProgramRequest.facts`: numbers, texts, and lists of them.
     heard_s: seconds of the request's audio, set by the api.
+    kept: decoded forms of images by their number in `media`, for later requests of the session, if the request
+    `keeps_media`. Optional: without them each request decodes its images.
     """
 
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -135,6 +165,7 @@ class Inputs:
     usage: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     heard_s: float = 0.0
+    kept: Mapping[int, KeptMedia] = field(default_factory=dict)
 
     def plain_params(self, params: Any) -> dict[str, Any]:
         """Return the parameters as sent to the conductor: those returned by the processor, with its output limit.

@@ -115,6 +115,8 @@ ACTS: Final[dict[str, str]] = {
         f"api.sessions_{key}": "tests/api/test_sessions.py::test_limits_of_the_deployment_reach_the_sessions"
         for key in ("idle_s", "ttl_s", "max_count")
     },
+    "api.sessions_media_bytes": "tests/api/test_session_media.py::"
+    "test_without_room_for_images_every_request_decodes_them",
     "api.realtime_max_sessions": "tests/api/realtime/test_realtime_sessions.py::"
     "test_sessions_have_a_limit_and_those_without_a_connection_give_way",
     **{

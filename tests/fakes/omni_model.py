@@ -26,7 +26,7 @@ from mstar_core.plugin import (
 )
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import VideoFile, encode_image, read_image, read_sound
-from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import Inputs, KeptMedia, PromptRequest, SegmentInputs, content_key
 from mstar_core.plugin.program import ProgramGenerator
 from tests.fakes.speech_model import Utf8
 
@@ -104,12 +104,17 @@ def offers(request: PromptRequest) -> str:
 
 
 class Processor:
-    """One id per byte of the formatted prompt; media become words with their size."""
+    """One id per byte of the formatted prompt; media become words with their size.
+
+    It keeps images of sessions, and then notes as the fact `decoded` how many of a request it has decoded.
+    """
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         self.kwargs = model_kwargs
+        self._kept: dict[int, KeptMedia] = {}
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
+        self._kept = {}
         turns = request.turns
         if turns:
             laid = offers(request) + "".join(self._turn(request, turn) for turn in turns) + "<assistant>"
@@ -117,7 +122,10 @@ class Processor:
             laid = self._words(request, request.order)
         ids = np.frombuffer(laid.encode(), dtype=np.uint8).astype(np.int64)
         media = [_segment(part.modality) for part in request.media]
-        return Inputs(arrays={"tokens": ids}, segments=media, prompt_tokens=len(ids))
+        facts = {"decoded": len(self._kept)} if request.keeps_media else {}
+        return Inputs(
+            arrays={"tokens": ids}, segments=media, prompt_tokens=len(ids), facts=facts, kept=dict(self._kept)
+        )
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         if modality == "image":
@@ -137,14 +145,24 @@ class Processor:
     def _words(self, request: PromptRequest, order: Any) -> str:
         return "".join(self._word(request, modality, index) for modality, index in order)
 
+    def _size(self, request: PromptRequest, number: int) -> list[int]:
+        part = request.media[number]
+        key = content_key("image", part.data)
+        if part.kept is not None and part.kept.content == key:
+            return list(part.kept.arrays["size"])
+        size = np.array(read_image(part.data, request.limits).size)
+        if request.keeps_media:
+            self._kept[number] = KeptMedia(content=key, arrays={"size": size})
+        return list(size)
+
     def _word(self, request: PromptRequest, modality: str, index: int) -> str:
         if modality == "text":
             return request.text_at(index)
         data, limits = request.media_at(modality, index).data, request.limits
         match modality:
             case "image":
-                image = read_image(data, limits)
-                return f"[image {image.width}x{image.height}]"
+                width, height = self._size(request, request.number_of(modality, index))
+                return f"[image {width}x{height}]"
             case "audio":
                 return f"[audio {len(read_sound(data, HEARD, limits))}]"
             case "video":

@@ -21,7 +21,7 @@ from mstar_core import errors
 from mstar_core.errors import MstarError, PluginError, RequestError
 from mstar_core.plugin.chat.turns import Tool, ToolCall, ToolChoice, Turn
 from mstar_core.plugin.media.limits import MediaLimits
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import Inputs, KeptMedia, MediaPart, PromptRequest, SegmentInputs
 from mstar_core.targets import load_target
 
 INLINE_BYTES: Final = 256
@@ -35,7 +35,18 @@ KINDS: Final = "biufcSU"
 SCALARS: Final = frozenset((bool, int, float, str, type(None)))
 FORMS: Final[Mapping[str, type]] = {
     kind.__name__: kind
-    for kind in (PromptRequest, Turn, Tool, ToolCall, ToolChoice, MediaPart, MediaLimits, Inputs, SegmentInputs)
+    for kind in (
+        PromptRequest,
+        Turn,
+        Tool,
+        ToolCall,
+        ToolChoice,
+        MediaPart,
+        KeptMedia,
+        MediaLimits,
+        Inputs,
+        SegmentInputs,
+    )
 }
 ERRORS: Final[Mapping[str, type[MstarError]]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MstarError)

@@ -16,7 +16,7 @@ from mstar_core.api.preprocess.child import Answer, JobCall, serve
 from mstar_core.api.preprocess.forms import InvalidForm, restored
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.errors import BadMedia, MstarError, PluginError, StartError
-from mstar_core.plugin.processor import Inputs, MediaPart, SegmentInputs
+from mstar_core.plugin.processor import Inputs, KeptMedia, MediaPart, SegmentInputs
 
 START_S: Final = 300.0
 
@@ -198,6 +198,8 @@ def _is_whole(inputs: Inputs) -> bool:
         and isinstance(inputs.warnings, list | tuple)
         and all(isinstance(warning, str) for warning in inputs.warnings)
         and isinstance(inputs.heard_s, float | int)
+        and isinstance(inputs.kept, dict)
+        and all(type(number) is int and _is_kept(kept) for number, kept in inputs.kept.items())
     )
 
 
@@ -212,7 +214,11 @@ def _is_segment(value: Any) -> bool:
     )
 
 
-def _has_arrays(inputs: Inputs | SegmentInputs) -> bool:
+def _is_kept(value: Any) -> bool:
+    return isinstance(value, KeptMedia) and _has_arrays(value) and isinstance(value.content, bytes)
+
+
+def _has_arrays(inputs: Inputs | SegmentInputs | KeptMedia) -> bool:
     return isinstance(inputs.arrays, dict) and all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in inputs.arrays.items()
     )

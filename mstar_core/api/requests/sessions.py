@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from mstar_core.api.requests.session_media import SessionMedia
 from mstar_core.errors import NotFound
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.processor import Detokenizer
@@ -23,11 +24,15 @@ MOST_IDS: Final = 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Limits of sessions. idle_s: after its last request; ttl_s: after its first; most: sessions at once."""
+    """Limits of sessions. idle_s: after its last request; ttl_s: after its first; most: sessions at once.
+
+    media_bytes: decoded images of all sessions.
+    """
 
     idle_s: float
     ttl_s: float
     most: int
+    media_bytes: int = 0
 
 
 class AnswerRecord:
@@ -105,6 +110,7 @@ class Sessions:
         self._clock = clock
         self._on_end = on_end
         self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
+        self.media = SessionMedia(limits.media_bytes, self._sessions.__contains__)
 
     def __len__(self) -> int:
         self._expire()
@@ -142,25 +148,27 @@ class Sessions:
         """End a session. Its running requests go on. Raises NotFound."""
         self._expire()
         name = name_of(key, session_id)
-        if self._sessions.pop(name, None) is None:
+        if name not in self._sessions:
             raise NotFound(
                 f"the session {session_id!r} does not exist",
                 hint="it may have ended after its idle time",
                 field="session_id",
                 code="session_not_found",
             )
+        self._forget(name)
         self._on_end(name)
 
     def _opened(self, session_id: str, name: str) -> ClientSession:
         self._expire()
         now = self._clock()
         if name in self._sessions and self._is_over(self._sessions[name], now):
-            del self._sessions[name]
+            self._forget(name)
         session = self._sessions.setdefault(name, ClientSession(id=session_id, name=name, began=now, used=now))
         self._sessions.move_to_end(name)
         session.lease_s = min(self._limits.idle_s, max(1.0, session.began + self._limits.ttl_s - now))
         while len(self._sessions) > self._limits.most:
-            dropped, _ = self._sessions.popitem(last=False)
+            dropped = next(iter(self._sessions))
+            self._forget(dropped)
             self._on_end(dropped)
         return session
 
@@ -171,7 +179,11 @@ class Sessions:
             name, session = next(iter(self._sessions.items()))
             if not self._is_over(session, now):
                 return
-            del self._sessions[name]
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        del self._sessions[name]
+        self.media.end(name)
 
     def _is_over(self, session: ClientSession, now: float) -> bool:
         is_idle = not session.running and now - session.used >= self._limits.idle_s

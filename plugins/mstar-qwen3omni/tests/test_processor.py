@@ -6,14 +6,14 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mstar_core.constraints.answers import of_answer
 from mstar_core.errors import BadMedia, RequestError, TooLarge, WeightsError
@@ -502,3 +502,68 @@ def test_only_short_texts_are_prepared_inline(processor: Processor) -> None:
 def test_a_checkpoint_without_tokenizer_writes_numbers() -> None:
     decoder = Processor(GOLDEN.folder, {}).detokenizer()
     assert decoder.push([12, 3]) == "12 3 "
+
+
+class Loads:
+    """Counter of decoded images. kinds: the format of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kinds: list[str | None] = []
+        load = ImageFile.ImageFile.load
+
+        def counted(image: ImageFile.ImageFile) -> Any:
+            if image.tile:  # its pixels are still encoded
+                self.kinds.append(image.format)
+            return load(image)
+
+        monkeypatch.setattr(ImageFile.ImageFile, "load", counted)
+
+
+def test_an_image_of_a_session_is_decoded_once_and_reads_the_same(
+    processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = Loads(monkeypatch)
+    pictures = [MediaPart(modality="image", data=png(64, 96)), MediaPart(modality="image", data=png(320, 32))]
+
+    def read(media: Sequence[MediaPart], **fields: Any) -> tuple[Inputs, int]:
+        before = len(loads.kinds)
+        request = PromptRequest(
+            text="so?",
+            texts=("so?",),
+            media=media,
+            order=[("image", 0), ("text", 0), ("image", 1)],
+            params=parse_params(Params, fields).params,
+            outputs=frozenset({"text"}),
+            keeps_media=True,
+        )
+        return processor.process_prompt(request), len(loads.kinds) - before
+
+    first, decoded = read(pictures)
+    assert decoded == 2 and set(first.kept) == {0, 1}
+    kept = [replace(part, kept=first.kept[number]) for number, part in enumerate(pictures)]
+    again, decoded = read(kept)
+    assert decoded == 0 and not again.kept
+    assert_same(first, again)
+    new, decoded = read([kept[0], pictures[1]])
+    assert decoded == 1 and set(new.kept) == {1}
+    assert_same(first, new)
+    small, decoded = read(kept, max_pixels=32 * 32 * 4)
+    assert decoded == 2 and set(small.kept) == {0, 1}  # kept for other options
+    assert_same(small, read(pictures, max_pixels=32 * 32 * 4)[0])
+    assert small.prompt_tokens < first.prompt_tokens
+
+
+def assert_same(left: Inputs, right: Inputs) -> None:
+    """Assert that two prompts are equal, byte for byte."""
+    assert len(left.segments) == len(right.segments)
+    for one, other in zip(left.segments, right.segments, strict=True):
+        assert (one.kind, one.length, one.counts, one.content) == (
+            other.kind,
+            other.length,
+            other.counts,
+            other.content,
+        )
+        assert one.arrays.keys() == other.arrays.keys()
+        for name, array in one.arrays.items():
+            assert array.dtype == other.arrays[name].dtype
+            np.testing.assert_array_equal(array, other.arrays[name])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from typing import Any
 
 from mstar_core.messages.requests import EndSession, NewRequest
 from tests.api.conftest import Started
-from tests.api.realtime.client import RealtimeClient, conversing, sound_of
+from tests.api.realtime.client import RealtimeClient, conversing, service_of, sound_of
 from tests.fakes import speech_model
 from tests.fakes.conductor import FakeDeployment, echo, say, speak
+from tests.fakes.media import image
 from tests.fakes.omni_model import SPEC, TEXT_ONLY
 
 ANSWER = [
@@ -271,6 +273,22 @@ async def test_the_oldest_items_leave_a_context_that_is_full(started: Started) -
         await client.until("session.updated")
         assert (await client.respond(output_modalities=["text"]))["status"] == "completed"
         assert api.fake.prompt(api.fake.requests[-1]).startswith("<user>four")
+
+
+async def test_an_image_of_an_earlier_item_is_decoded_once(started: Started) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(image(8, 6)).decode()}"
+    async with started(echo, model=SPEC) as api:
+        async with conversing(api) as client:
+            await client.say("", content=[{"type": "input_image", "image_url": url}])
+            await client.respond(output_modalities=["text"])
+            await client.say("again")
+            await client.respond(output_modalities=["text"])
+            first, second = api.fake.requests
+            assert (first.facts, second.facts) == ({"decoded": 1}, {"decoded": 0})
+            assert api.fake.prompt(second).startswith(api.fake.prompt(first))
+            assert "[image 8x6]" in api.fake.prompt(first)
+            assert service_of(api).client_sessions.media.size_bytes > 0
+        await api.until(lambda: service_of(api).client_sessions.media.size_bytes == 0)
 
 
 async def test_responses_belong_to_the_session_which_ends_with_it(started: Started) -> None:

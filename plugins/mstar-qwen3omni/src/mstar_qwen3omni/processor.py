@@ -16,11 +16,12 @@ from mstar_core.errors import BadMedia, RequestError, WeightsError
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import read_image
 from mstar_core.plugin.params import lowered_warnings
-from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, content_key
+from mstar_core.plugin.processor import Detokenizer, Inputs, KeptMedia, PromptRequest, content_key
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size
 from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media, windowed_sound
+from mstar_qwen3omni.request.positions import Grid
 from mstar_qwen3omni.request.segments import plain_text, split
 from mstar_qwen3omni.request.sounds import read_samples
 from mstar_qwen3omni.request.tensors import read_media
@@ -56,11 +57,12 @@ class Processor:
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return the prompt's segments and the output limits that the context leaves. Raises RequestError."""
         warnings: list[str] = []
+        kept: dict[int, KeptMedia] = {}
         is_spoken = "audio" in request.outputs
         if is_spoken:
             self._check_speech(request.params)
         limit = min(request.max_seq_len or self._config.max_positions, self._config.max_positions)
-        prompt = self._prompt(request, limit, warnings)
+        prompt = self._prompt(request, limit, warnings, kept)
         count = len(prompt.ids)
         check_room(count, limit)
         ids = np.asarray(prompt.ids, dtype=np.int64)
@@ -79,6 +81,7 @@ class Processor:
             params=params,
             max_output_tokens=params.max_output_tokens,
             warnings=warnings,
+            kept=kept,
         )
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
@@ -113,7 +116,7 @@ class Processor:
         """Return the ids of a raw prompt, or of a conversation in the template. Raises RequestError."""
         if request.is_raw:
             return request.ids or self.tokenizer.encode_raw(request.text or "", adds_special=adds_special)
-        return self._prompt(request, self._config.max_positions, []).ids
+        return self._prompt(request, self._config.max_positions, [], {}).ids
 
     def spell(self, ids: Sequence[int]) -> Sequence[bytes]:
         """Return the text of each id in UTF-8. Raises RequestError for unknown ids."""
@@ -128,7 +131,7 @@ class Processor:
 
     # -- prompt -------------------------------------------------------------------------------------------------------
 
-    def _prompt(self, request: PromptRequest, limit: int, warnings: list[str]) -> Prompt:
+    def _prompt(self, request: PromptRequest, limit: int, warnings: list[str], kept: dict[int, KeptMedia]) -> Prompt:
         if request.is_raw:
             return self._raw(request, limit)
         if request.params.prompt_token_ids is not None:
@@ -137,7 +140,7 @@ class Processor:
             return self._of_ids(request.params.prompt_token_ids, request, limit)
         if not request.media and not request.turns and not (request.text or "").strip():
             raise RequestError("the request has no input", hint="send a text or a file", field="text", code=MISSING)
-        reader = MediaReader(self, request, limit, warnings)
+        reader = MediaReader(self, request, limit, warnings, kept)
         turns: Sequence[Turn] = request.turns or (Turn(role="user", order=tuple(request.order)),)
         texts = list(request.texts) or ([request.text] if request.text else [])
         if "audio" in request.outputs and not any(turn.role == "system" for turn in turns):
@@ -196,10 +199,17 @@ class Processor:
 
 
 class MediaReader:
-    """Reads the files of one request as media."""
+    """Reads the files of one request as media. kept: see `Inputs.kept`; filled by `read`."""
 
-    def __init__(self, processor: Processor, request: PromptRequest, limit: int, warnings: list[str]) -> None:
-        self._config = processor._config
+    def __init__(
+        self,
+        processor: Processor,
+        request: PromptRequest,
+        limit: int,
+        warnings: list[str],
+        kept: dict[int, KeptMedia],
+    ) -> None:
+        self._config, self._kept = processor._config, kept
         self._request, self._params = request, request.params
         self._limit, self._warnings = limit, warnings
 
@@ -209,7 +219,7 @@ class MediaReader:
         match modality:
             case "image":
                 key = content_key("image", data, params.min_pixels, params.max_pixels)
-                return replace(self._image(data), content=key)
+                return replace(self._image(self._request.number_of(modality, index), key), content=key)
             case "audio":
                 made = windowed_sound if self._request.reads_windows else sound_media
                 media = made(read_samples(data, self._request.limits), self._config)
@@ -227,13 +237,26 @@ class MediaReader:
     def _most_frames(self) -> int:
         return min(int(self._params.max_frames), self._request.limits.video_frames)
 
-    def _image(self, data: bytes) -> Media:
+    def _image(self, number: int, key: bytes) -> Media:
+        """Read an image, unless an earlier request of the session has. number: in the request's media."""
+        part = self._request.media[number]
+        if part.kept is not None and part.kept.content == key:
+            pairs, rows, columns = (int(value) for value in part.kept.arrays["grid"])
+            grid = Grid(pairs=pairs, rows=rows, columns=columns)
+            return picture_media(part.kept.arrays["pixels"], grid, self._config)
+        patches, grid = self._patches(part.data)
+        if self._request.keeps_media:
+            sides = np.array([grid.pairs, grid.rows, grid.columns])
+            self._kept[number] = KeptMedia(content=key, arrays={"pixels": patches, "grid": sides})
+        return picture_media(patches, grid, self._config)
+
+    def _patches(self, data: bytes) -> tuple[np.ndarray, Grid]:
         params, sizes = self._params, self._config.vision
         image = read_image(data, self._request.limits)
         pixels = PixelRange(least=params.min_pixels, most=params.max_pixels)
         height, width = target_size(image.height, image.width, sizes.patch * sizes.merge, pixels)
         grid = grid_of(1, height, width, sizes)
-        return picture_media(patches_of([resized(image, height, width)], grid, sizes), grid, self._config)
+        return patches_of([resized(image, height, width)], grid, sizes), grid
 
     def _video(self, data: bytes, before: int) -> Media:
         params, limits = self._params, self._request.limits
