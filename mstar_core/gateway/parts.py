@@ -148,8 +148,31 @@ class RequestFacts:
     is_generation: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredUsage:
+    """Usage of a request as its answer names it. input_tokens: cached ones included."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    audio_in_s: float = 0.0
+    audio_out_s: float = 0.0
+    images: int = 0
+
+    def plus(self, other: AnsweredUsage) -> AnsweredUsage:
+        """Return the sum of two usages."""
+        return AnsweredUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            audio_in_s=self.audio_in_s + other.audio_in_s,
+            audio_out_s=self.audio_out_s + other.audio_out_s,
+            images=self.images + other.images,
+        )
+
+
 class Permit(Protocol):
-    """The right of one request to run. Its usage is counted from the deployment's own report, not from the answer."""
+    """The right of one request to run. Its usage is counted from the deployment's own report; elsewhere by `used`."""
 
     @property
     def tenant(self) -> str:
@@ -163,6 +186,10 @@ class Permit(Protocol):
 
     def forwarded(self, replica: Replica) -> None:
         """Note the replica that the request is sent to, which will report its usage. Again for each retry."""
+        ...
+
+    def used(self, usage: AnsweredUsage) -> None:
+        """Count the usage that an answer names: of a deployment elsewhere. Again with the sum, for a session."""
         ...
 
     def close(self, status: int) -> None:

@@ -50,6 +50,7 @@ class FakeDeployment:
     handler: Handler | None = None
     aliases: tuple[str, ...] = ()
     key: str | None = None
+    is_local: bool = True
     received: list[Received] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
@@ -59,7 +60,8 @@ class FakeDeployment:
     @property
     def replica(self) -> Replica:
         """The deployment as the door knows it."""
-        return Replica(model=self.model, deployment=self.name or self.model, url=self.url, key=self.key)
+        name = self.name or self.model
+        return Replica(model=self.model, deployment=name, url=self.url, key=self.key, is_local=self.is_local)
 
     async def start(self, port: int = 0) -> None:
         """Listen on a port, 0 for a free one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mstar_core.gateway.parts import Replica, RequestFacts, TenantStanding
+from mstar_core.gateway.parts import AnsweredUsage, Replica, RequestFacts, TenantStanding
 from mstar_core.gateway.serve_file import ServeFile
 
 
@@ -20,6 +20,9 @@ class OpenPermit:
 
     def forwarded(self, replica: Replica) -> None:
         """Note nothing."""
+
+    def used(self, usage: AnsweredUsage) -> None:
+        """Count nothing."""
 
     def close(self, status: int) -> None:
         """Count nothing."""

@@ -17,6 +17,7 @@ from aiohttp import web
 from mstar_core.errors import MstarError, NotFound, Unavailable
 from mstar_core.gateway.door import headers as head
 from mstar_core.gateway.door.affinity import Affinity, IdOwner, in_order
+from mstar_core.gateway.door.answer_usage import SessionUsage, UsageReader
 from mstar_core.gateway.door.ask import Ask, HeldBytes
 from mstar_core.gateway.door.load import Loads
 from mstar_core.gateway.door.own.cards import AWAKE, Cards
@@ -45,6 +46,7 @@ LEFT: int = 499
 """Status of a request whose client has gone."""
 
 ERROR_BYTES = 64 << 10
+EVENTS = "text/event-stream"
 
 log = logging.getLogger("mstar.gateway")
 
@@ -298,10 +300,11 @@ class Door:
         ordered = in_order(replicas, self.loads.of(replicas), target.sticky, preferred)
         with ReplicaUse(self, permit) as use:
             if ask.is_upgrade:
-                return await join(self.session, ask, ordered, use.of, takes_keys=self.gate.takes_keys)
+                return await join(self.session, ask, ordered, use.of, use.heard, takes_keys=self.gate.takes_keys)
             left_s = self.clock()
             replica, response = await self._upstream.begin(ask, ordered, use.of, self.counters.retries.inc)
             answered_s = self.clock()
+            reader = None if replica.is_local else UsageReader(response.content_type == EVENTS)
             try:
                 if prompt:
                     self.affinity.note_prefix(target.model, prompt, replica.deployment)
@@ -312,8 +315,10 @@ class Door:
                     self.counters.added_s.observe(before_s + self.clock() - answered_s)
                     self._learn(ask, replica, response, piece, permit.tenant)
 
-                return await self._answered(ask, permit, response, begun, first)
+                return await self._answered(ask, permit, response, begun, first, reader)
             finally:
+                if reader is not None and (used := reader.usage()) is not None:
+                    permit.used(used)
                 response.close() if not response.content.at_eof() else response.release()
 
     async def _answered(
@@ -323,6 +328,7 @@ class Door:
         response: aiohttp.ClientResponse,
         begun: web.StreamResponse | None,
         first: Callable[[bytes], None],
+        reader: UsageReader | None,
     ) -> web.StreamResponse:
         if begun is not None and response.status >= 400:
             body = await read_some(response, ERROR_BYTES)
@@ -337,7 +343,7 @@ class Door:
             answer.headers.update(permit.headers)
             await answer.prepare(ask.request)
         try:
-            self.counters.pieces.inc(await relay(response, answer, first))
+            self.counters.pieces.inc(await relay(response, answer, first, None if reader is None else reader.feed))
             await answer.write_eof()
         except aiohttp.ClientConnectionResetError:
             raise  # the client has gone
@@ -426,6 +432,7 @@ class ReplicaUse:
         self._door = door
         self._permit = permit
         self._replica: Replica | None = None
+        self._events = SessionUsage()
         self._held: Any = None
 
     def of(self, replica: Replica) -> None:
@@ -436,6 +443,11 @@ class ReplicaUse:
         self._replica = replica
         self._door.loads.own[replica.deployment] += 1
         self._permit.forwarded(replica)
+
+    def heard(self, event: str) -> None:
+        """Count the usage that an event of a deployment elsewhere names."""
+        if self._replica is not None and not self._replica.is_local and self._events.feed(event):
+            self._permit.used(self._events.total)
 
     def __enter__(self) -> ReplicaUse:
         return self

@@ -34,11 +34,13 @@ async def join(
     ask: Ask,
     replicas: Sequence[Replica],
     sent: Callable[[Replica], None],
+    heard: Callable[[str], None],
     *,
     takes_keys: bool,
 ) -> web.StreamResponse:
     """Connect a client with the first replica that accepts it, and carry messages until one side closes.
 
+    sent: called with each replica that is tried. heard: called with each text of the replica.
     Raises Unavailable if no replica is reached, HandshakeRefused with the status of the deployment.
     """
     upstream = await _connected(session, ask, replicas, sent, takes_keys=takes_keys)
@@ -48,7 +50,7 @@ async def join(
     )
     try:
         await client.prepare(ask.request)
-        tasks = {asyncio.create_task(_carry(client, upstream)), asyncio.create_task(_carry(upstream, client))}
+        tasks = {asyncio.create_task(_carry(client, upstream)), asyncio.create_task(_carry(upstream, client, heard))}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -97,12 +99,14 @@ async def _connected(
     raise Unavailable("no replica takes requests", hint="retry later")
 
 
-async def _carry(source: Any, sink: Any) -> None:
+async def _carry(source: Any, sink: Any, heard: Callable[[str], None] | None = None) -> None:
     """Send every message of one side to the other until it closes."""
     while True:
         message = await source.receive()
         match message.type:
             case WSMsgType.TEXT:
+                if heard is not None:
+                    heard(message.data)
                 await sink.send_str(message.data)
             case WSMsgType.BINARY:
                 await sink.send_bytes(message.data)

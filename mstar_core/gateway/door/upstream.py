@@ -104,8 +104,15 @@ def answer_of(response: aiohttp.ClientResponse) -> web.StreamResponse:
     return web.StreamResponse(status=response.status, reason=response.reason, headers=headers)
 
 
-async def relay(response: aiohttp.ClientResponse, answer: web.StreamResponse, first: Callable[[bytes], None]) -> int:
-    """Copy a body to the client as it arrives, and return the number of pieces. first: called with the first piece.
+async def relay(
+    response: aiohttp.ClientResponse,
+    answer: web.StreamResponse,
+    first: Callable[[bytes], None],
+    each: Callable[[bytes], None] | None = None,
+) -> int:
+    """Copy a body to the client as it arrives, and return the number of pieces.
+
+    first: called with the first piece. each: called with every piece before it is sent.
 
     Each write waits until the client has taken what was written before, which stops the reading from the deployment.
     Cost per piece: one read, one write, no copy of its own. Raises aiohttp.ClientError if the deployment ends early.
@@ -113,6 +120,8 @@ async def relay(response: aiohttp.ClientResponse, answer: web.StreamResponse, fi
     read: Any = response.content.readany
     count = 0
     while piece := await read():
+        if each is not None:
+            each(piece)
         await answer.write(piece)
         if not count:
             first(piece)

@@ -100,7 +100,7 @@ class Booker:
         now = self._clock()
         silent: set[str] = set()
         for each in await self._writer.call(partial(books.unsettled, closed_before=now - LATE_S)):
-            if each.deployment:
+            if each.deployment and not each.is_elsewhere:
                 self.follow(each.deployment)
             await self._settle(each, now, silent)
         for name in [name for name, seen in self._seen.items() if now - seen > UNFOLLOW_S]:
@@ -117,6 +117,10 @@ class Booker:
         """
         if not each.deployment:  # it was never forwarded, so it has used nothing
             await self._writer.call(partial(books.settle, number=each.number))
+            return
+        if each.is_elsewhere:  # its answer has named no usage
+            unknown = not each.is_refused
+            await self._writer.call(partial(books.settle, number=each.number, is_unknown=unknown))
             return
         is_remembered, status = False, None
         try:

@@ -51,6 +51,11 @@ class UnsettledRequest:
     status: int | None
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether its deployment has an address in place of a name, and no admin socket that can be asked."""
+        return "://" in self.deployment
+
+    @property
     def is_refused(self) -> bool:
         """Whether its deployment may have refused it, and then has no report of it."""
         return self.status is not None and self.status >= 400 and self.status != CLIENT_LEFT
@@ -171,6 +176,11 @@ def book(db: sqlite3.Connection, reports: Iterable[UsageReport]) -> int:
         if number is not None:
             changed += _book(db, number, report)
     return changed
+
+
+def book_answer(db: sqlite3.Connection, number: int, figures: Figures) -> None:
+    """Book the usage that the answer of a deployment elsewhere names, by its difference to the last call."""
+    _book(db, number, UsageReport(id=f"answer/{number}", request="", deployment="", figures=figures))
 
 
 def _number_of(db: sqlite3.Connection, report: UsageReport) -> int | None:

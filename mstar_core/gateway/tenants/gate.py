@@ -9,12 +9,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from mstar_core.errors import ConfigError, NotFound, Overloaded, Unavailable
-from mstar_core.gateway.parts import Replica, RequestFacts, TenantStanding
+from mstar_core.gateway.parts import AnsweredUsage, Replica, RequestFacts, TenantStanding
 from mstar_core.gateway.serve_file import ServeFile
 from mstar_core.gateway.tenants import books, quotas
 from mstar_core.gateway.tenants.accounts.directory import Directory
@@ -22,6 +23,7 @@ from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
 from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.booker import SWEEP_S, Booker, local_socket
 from mstar_core.gateway.tenants.books import Entry
+from mstar_core.gateway.tenants.figures import Figures
 from mstar_core.gateway.tenants.lanes import Lane
 from mstar_core.gateway.tenants.presence import Presence
 from mstar_core.gateway.tenants.quotas import Reserved, headers_of
@@ -82,6 +84,11 @@ class TenantPermit:
         """Note the deployment that will report the request."""
         if self._number is not None:
             self._gate.note_forward(self._number, replica)
+
+    def used(self, usage: AnsweredUsage) -> None:
+        """Count the usage that the answer of a deployment elsewhere names."""
+        if self._number is not None and not self._is_closed:
+            self._gate.note_usage(self._number, usage)
 
     def close(self, status: int) -> None:
         """End the request, and let the next one run. Further calls do nothing."""
@@ -207,10 +214,18 @@ class TenantGate:
 
     def note_forward(self, number: int, replica: Replica) -> None:
         """Note the deployment of a request, and follow its reports. Called by its permit."""
-        self._open().post(partial(books.forward, number=number, deployment=replica.deployment))
+        # A deployment elsewhere is named by its address: one of this host may have the same name.
+        place = replica.deployment if replica.is_local else replica.url
+        self._open().post(partial(books.forward, number=number, deployment=place))
         self._replicas.setdefault(replica.model, set()).add(replica.deployment)
         if replica.is_local and self._booker is not None:
             self._booker.follow(replica.deployment)
+
+    def note_usage(self, number: int, usage: AnsweredUsage) -> None:
+        """Book what an answer says. Called by its permit."""
+        if self._writer is not None:
+            figures = Figures(**asdict(usage))
+            self._writer.post(partial(books.book_answer, number=number, figures=figures))
 
     def note_close(self, number: int, status: int, lane: Lane | None) -> None:
         """Note the end of a request. Called by its permit, once."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mstar_core.errors import ConfigError, NotFound, Overloaded, Unavailable
-from mstar_core.gateway.parts import Replica, RequestFacts
+from mstar_core.gateway.parts import AnsweredUsage, Replica, RequestFacts
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, TenantSpec, load_serve_file
 from mstar_core.gateway.tenants.accounts.directory import InvalidKey
 from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
@@ -352,3 +352,25 @@ async def test_permits_of_a_closed_gate_can_be_closed(tmp_path: Path, clock: Clo
     permit.close(200)
     with pytest.raises(Unavailable):
         await opened.admit(facts())
+
+
+async def test_a_deployment_elsewhere_that_names_no_usage_is_unknown_and_its_namesake_here_is_not_asked(
+    sockets: Path, clock: Clock
+) -> None:
+    far, namesake = Replica(model="m", deployment="fake", url="http://far:8000", is_local=False), UsageReports()
+    async with namesake.serve(sockets / "fake.sock"), gate(sockets, clock) as opened:
+        answered, refused, silent = [await opened.admit(facts(name)) for name in ("answered", "refused", "silent")]
+        for permit in (answered, refused, silent):
+            permit.forwarded(far)
+        answered.used(AnsweredUsage(input_tokens=3, output_tokens=4))
+        answered.used(AnsweredUsage(input_tokens=3, output_tokens=9))
+        answered.close(200)
+        answered.used(AnsweredUsage(output_tokens=100))
+        refused.close(400)
+        silent.close(200)
+        namesake.report("answered", tokens=1000)
+        clock.now += 10
+        await opened.sweep()
+        await until(lambda: totals(sockets)["unknown"] == 1)
+        expected = {"requests": 3, "errors": 1, "unknown": 1, "input_tokens": 3, "output_tokens": 9}
+        assert totals(sockets) == expected and namesake.asked == []
