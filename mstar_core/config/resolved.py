@@ -453,7 +453,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         ConfigKey(
             "Number format of the weights of nodes with a cache, and of layers that a plugin names, such as Wan's. fp8"
-            " halves them; it needs half precision on cuda.",
+            " halves them, those of experts too; it needs half precision on cuda, and computes slowly on cpu.",
             choices=("none", "fp8"),
         ),
     ] = "none"

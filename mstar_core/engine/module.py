@@ -62,6 +62,8 @@ class NodeModule:
     iteration. A request that goes on after a death takes those of earlier attempts in one pass over many iterations of
     one sequence: the module gets `known`, int64 [T, values of these ports], its stream's items [T], and the state
     before them, [1, ...] each. It returns hidden states and the state after each iteration, [T, ...].
+    rounds_inputs: a float8 quantization of its weights may also round the inputs of products of many tokens, one scale
+    per token. Such products are bound by arithmetic, which float8 halves; products of few tokens keep their inputs.
     """
 
     host_ports: Collection[str] = ()
@@ -71,6 +73,7 @@ class NodeModule:
     streamed_outputs: Collection[str] = ()
     known_ports: Sequence[str] = ()
     head_ports: Sequence[str] = ()
+    rounds_inputs: bool = False
 
     def working_bytes(self, tokens: int) -> int:
         """Return the bytes of the largest step besides weights and cache: intermediate values and outputs.

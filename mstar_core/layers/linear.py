@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, silu
 
+from mstar_core.layers import float8
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -39,14 +41,18 @@ class LinearWeight:
     """Weight of a linear layer without bias. Owned by the layer.
 
     values: [outputs, inputs], a floating dtype, or float8_e4m3fn with scale: float32 [outputs].
+    rounds_inputs: the inputs of a float8 weight are rounded to float8 too, token by token. Products of few rows on
+    CUDA keep them: they are bound by the bytes of the weight.
     """
 
     values: Tensor
     scale: Tensor | None = None
+    rounds_inputs: bool = False
 
     def after(self, first: int) -> LinearWeight:
         """Return the weight of the outputs from `first` on."""
-        return LinearWeight(self.values[first:], None if self.scale is None else self.scale[first:])
+        scale = None if self.scale is None else self.scale[first:]
+        return LinearWeight(self.values[first:], scale, self.rounds_inputs)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight as one tensor of this dtype."""
@@ -61,22 +67,30 @@ class LinearWeight:
 def weight_of(layer: nn.Module) -> LinearWeight | None:
     """Return the weight of a linear layer, quantized or not; None if it has a bias or is another kind of module."""
     bias: Tensor | None = layer.bias if isinstance(layer, QuantizedLinear | nn.Linear) else None
-    if bias is not None:
-        return None
+    return None if bias is not None else _weight_beside_bias(layer)
+
+
+def _weight_beside_bias(layer: nn.Module) -> LinearWeight | None:
     if isinstance(layer, QuantizedLinear):
-        return LinearWeight(layer.weight, layer.scale)
+        return LinearWeight(layer.weight, layer.scale, layer.rounds_inputs)
     return LinearWeight(layer.weight) if isinstance(layer, nn.Linear) else None
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with float8 e4m3 weights and one float32 scale per output. Made by `quantize`."""
+    """A linear layer with float8 e4m3 weights and one float32 scale per output. Made by `quantize`.
+
+    rounds_inputs: see LinearWeight.
+    """
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, rounds_inputs: bool = False
+    ) -> None:
         super().__init__()
+        self.rounds_inputs = rounds_inputs
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
@@ -84,7 +98,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., outputs] in x's dtype. x: [..., inputs]."""
-        out = project(x.reshape(-1, self.in_features), LinearWeight(self.weight, self.scale))
+        weight = LinearWeight(self.weight, self.scale, self.rounds_inputs)
+        out = project(x.reshape(-1, self.in_features), weight)
         out = out.view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
@@ -94,15 +109,22 @@ def project(x: Tensor, weight: LinearWeight) -> Tensor:
     if uses_small_m(x, weight):
         out: Tensor = _small_m_gemm().gemm_partials(x, weight.values, weight.scale, tiling_of(weight, is_whole=True))[0]
         return out
-    return _library_gemm(x, weight)
+    return library_gemm(x, weight)
 
 
 def project_partial(x: Tensor, weight: LinearWeight) -> Tensor:
     """Return x @ weight.T in x's dtype [T, outputs], or as split-K partial sums, float32 [S, T, outputs]."""
     if not uses_small_m(x, weight):
-        return _library_gemm(x, weight)
+        return library_gemm(x, weight)
     partials: Tensor = _small_m_gemm().gemm_partials(x, weight.values, weight.scale, tiling_of(weight))
     return partials if partials.shape[0] > 1 else partials[0]
+
+
+def library_gemm(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias from the library: [T, outputs] in x's dtype. x: [T, inputs]."""
+    if weight.scale is not None and weight.rounds_inputs:
+        return float8.gemm(x, weight.values, weight.scale, bias)
+    return linear(x, weight.values if weight.scale is None else weight.dequantized(x.dtype), bias)
 
 
 def sum_partials(partials: Tensor, like: Tensor) -> Tensor:
@@ -117,7 +139,7 @@ def project_gated(x: Tensor, weight: LinearWeight, activation: Activation = "sil
         tiling = tiling_of(weight, is_gated=True)
         out: Tensor = _small_m_gemm().gated_gemm(x, weight.values, weight.scale, tiling, is_gelu=is_gelu)
         return out
-    return gated(_library_gemm(x, weight), activation)
+    return gated(library_gemm(x, weight), activation)
 
 
 def gated(pair: Tensor, activation: Activation = "silu") -> Tensor:
@@ -185,6 +207,10 @@ class PreparedLayer(nn.Module):
         """Fuse its projections into one weight. Returns whether they are fused."""
         return False
 
+    def unfuse(self) -> bool:
+        """Drop the fused weight, which `quantize` replaces. Returns whether there was one."""
+        return False
+
     def trace(self) -> None:
         """Launch its kernels for every range of tokens, where they are compiled instead of run."""
 
@@ -192,7 +218,8 @@ class PreparedLayer(nn.Module):
 class QuantizableLayer(nn.Module):
     """A layer of a plugin whose linear layers `quantize` converts, those of its children included.
 
-    They are called as modules; nothing reads their weights. `Attention` and `GatedMLP` need no such base.
+    They are called as modules, or read by `weight_of` and `join_with_biases` of this module, which know both kinds.
+    A layer that joins them is also a PreparedLayer with `unfuse`. `Attention` and `GatedMLP` need no such base.
     """
 
 
@@ -218,8 +245,21 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
     """
     candidates = [weight_of(layer) for layer in layers]
     weights = [weight for weight in candidates if weight is not None]
-    if len(weights) < len(layers):
-        return None
+    return None if len(weights) < len(layers) else _concatenated(layers, weights)
+
+
+def concatenate_with_biases(layers: Sequence[nn.Module]) -> tuple[LinearWeight, Tensor]:
+    """Concatenate linear layers, quantized or not, into one weight and one bias, of which their own become views."""
+    weights = [weight for layer in layers if (weight := _weight_beside_bias(layer)) is not None]
+    biases = [layer.bias for layer in layers if isinstance(layer.bias, torch.Tensor)]
+    assert len(weights) == len(biases) == len(layers), "each layer is linear and has a bias"
+    bias = torch.cat([each.detach() for each in biases])
+    for own, part in zip(biases, bias.split([len(each) for each in biases]), strict=True):
+        own.data = part
+    return _concatenated(layers, weights), bias
+
+
+def _concatenated(layers: Sequence[nn.Module], weights: Sequence[LinearWeight]) -> LinearWeight:
     scales = [weight.scale for weight in weights if weight.scale is not None]
     # As bytes, because not every device concatenates float8.
     values = torch.cat([weight.values.detach().view(torch.uint8) for weight in weights]).view(weights[0].values.dtype)
@@ -229,10 +269,10 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
         end = start + weight.values.shape[0]
         if isinstance(layer, QuantizedLinear) and scale is not None:
             layer.weight, layer.scale = values[start:end], scale[start:end]
-        else:
+        elif isinstance(layer, nn.Linear):
             layer.weight.data = values[start:end]
         start = end
-    return LinearWeight(values, scale)
+    return LinearWeight(values, scale, all(weight.rounds_inputs for weight in weights))
 
 
 def join_with_biases(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
@@ -250,10 +290,6 @@ def join_with_biases(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
         if layer.bias is not None:
             layer.bias.data = shift
     return weight, bias
-
-
-def _library_gemm(x: Tensor, weight: LinearWeight) -> Tensor:
-    return linear(x, weight.values if weight.scale is None else weight.dequantized(x.dtype))
 
 
 def _small_m_gemm() -> ModuleType:

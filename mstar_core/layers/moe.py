@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, sigmoid, silu
+from torch.nn.functional import sigmoid, silu
 
-from mstar_core.layers.linear import LinearWeight, PreparedLayer, project_partial, sum_partials
+from mstar_core.layers.linear import LinearWeight, PreparedLayer, library_gemm, project_partial, sum_partials
 from mstar_core.layers.transformer import GatedMLP
 from mstar_core.parallel.shards import WHOLE, Shard, Slice
 
@@ -46,12 +46,22 @@ class MoESpec:
 
 
 class Experts(nn.Module):
-    """Weights of all experts. gate_up_proj: [E, 2 * inner, width], gate rows first; down_proj: [E, width, inner]."""
+    """Weights of all experts. gate_up_proj: [E, 2 * inner, width], gate rows first; down_proj: [E, width, inner].
+
+    Behind `quantize` both are float8 e4m3, with one float32 scale per output: gate_up_scale [E, 2 * inner] and
+    down_scale [E, width]. rounds_inputs: see `LinearWeight`.
+    """
+
+    gate_up_scale: Tensor | None
+    down_scale: Tensor | None
 
     def __init__(self, spec: MoESpec) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(spec.experts, 2 * spec.inner, spec.width))
         self.down_proj = nn.Parameter(torch.empty(spec.experts, spec.width, spec.inner))
+        self.register_buffer("gate_up_scale", None)
+        self.register_buffer("down_scale", None)
+        self.rounds_inputs = False
         for weight in (self.gate_up_proj, self.down_proj):
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
 
@@ -60,9 +70,36 @@ class Experts(nn.Module):
         out = x.new_empty(*chosen.shape, x.shape[1])
         for expert in chosen.unique().tolist():
             token, place = torch.where(chosen == expert)
-            gate, up = linear(x[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
-            out[token, place] = linear(silu(gate) * up, self.down_proj[expert])
+            gate, up = library_gemm(x[token], self.gate_up(expert)).chunk(2, dim=-1)
+            out[token, place] = library_gemm(silu(gate) * up, self.down(expert))
         return out
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor] | None:
+        """Scales of both weights; None before `replace`."""
+        if self.gate_up_scale is None or self.down_scale is None:
+            return None
+        return self.gate_up_scale, self.down_scale
+
+    def gate_up(self, expert: int) -> LinearWeight:
+        """Return the first weight of an expert."""
+        scale = None if self.gate_up_scale is None else self.gate_up_scale[expert]
+        return LinearWeight(self.gate_up_proj[expert], scale, self.rounds_inputs)
+
+    def down(self, expert: int) -> LinearWeight:
+        """Return the second weight of an expert."""
+        scale = None if self.down_scale is None else self.down_scale[expert]
+        return LinearWeight(self.down_proj[expert], scale, self.rounds_inputs)
+
+    def replace(
+        self, gate_up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor], *, rounds_inputs: bool = False
+    ) -> None:
+        """Take float8 weights, each with its scales, in place of the parameters. Called by `quantize`."""
+        del self.gate_up_proj, self.down_proj
+        for name, (values, scale) in (("gate_up", gate_up), ("down", down)):
+            self.register_buffer(f"{name}_proj", values)
+            self.register_buffer(f"{name}_scale", scale)
+        self.rounds_inputs = rounds_inputs
 
 
 def expert_parts(module: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -151,7 +188,8 @@ class SparseMoE(PreparedLayer):
 
     def _own(self, x: Tensor) -> Tensor:
         """Return the output of this rank's part of the experts, as `branch` does."""
-        if x.is_cuda and _kernels().supports(x, self.experts.gate_up_proj, self.experts.down_proj):
+        experts = self.experts
+        if x.is_cuda and _kernels().supports(x, experts.gate_up_proj, experts.down_proj, experts.scales):
             return self.terms(x)
         weights, chosen = self.route(x)
         return self._shared(x, _weighted_sum(self.experts(x, chosen), weights))
@@ -168,6 +206,8 @@ class SparseMoE(PreparedLayer):
             spec.experts_per_token,
             shared=spec.shared_parts if self._router is not None else 0,
             normalizes=spec.normalizes,
+            scales=experts.scales,
+            rounds_inputs=experts.rounds_inputs,
         )
         return terms if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(terms, x))
 

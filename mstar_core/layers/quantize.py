@@ -1,19 +1,29 @@
-"""Weight-only float8 quantization of linear layers, in place. Called by the worker after `fuse_projections`.
+"""Float8 quantization of linear layers and of experts, in place. Called by the worker after `fuse_projections`.
 
-Each output has one float32 scale. Activations, embeddings and norms keep their dtype.
+Each output has one float32 scale. Embeddings, heads, routers and norms keep their dtype. Activations keep theirs too,
+unless a node's module lets its products of many tokens round them, one scale per token (`NodeModule.rounds_inputs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 
 from mstar_core.errors import StartError, did_you_mean
-from mstar_core.layers.linear import LinearWeight, QuantizableLayer, QuantizedLinear
+from mstar_core.layers.float8 import can_round_inputs, round_rows
+from mstar_core.layers.linear import (
+    LinearWeight,
+    PreparedLayer,
+    QuantizableLayer,
+    QuantizedLinear,
+    fuse_projections,
+)
+from mstar_core.layers.moe import Experts
 from mstar_core.layers.transformer import Attention, GatedMLP
 
 if TYPE_CHECKING:
@@ -22,9 +32,15 @@ if TYPE_CHECKING:
 METHODS: Final = {"fp8": torch.float8_e4m3fn}
 """Method name in a deployment -> dtype of the weights."""
 
+KINDS: Final = (Attention, GatedMLP, QuantizableLayer, Experts)
+"""Layers of a node with a cache that are quantized."""
+
 DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 PROBE_ROWS: Final = 16
-"""Random normal inputs on which each layer's outputs are compared."""
+"""Random normal inputs on which each layer's outputs are compared. Of experts, the first one's."""
+
+EXPERT_STEP: Final = 32
+"""Inputs of one float8 instruction of the experts' kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,34 +85,119 @@ class _LayerReport:
 
 
 def quantize(
-    module: nn.Module, method: str, kinds: tuple[type[nn.Module], ...] = (Attention, GatedMLP, QuantizableLayer)
+    module: nn.Module,
+    method: str,
+    kinds: tuple[type[nn.Module], ...] = KINDS,
+    *,
+    rounds_inputs: bool = False,
 ) -> QuantizationReport:
     """Quantize the projections of every layer of these kinds, layer by layer, and free the old weights.
 
+    rounds_inputs: round the inputs of products of many tokens to float8 too, where the device has the kernels. The
+    reported errors are then of both.
     Raises StartError (phase `weights`) for an unsupported method, dtype or device, before anything changes.
     """
+    reports = _quantize_layers(module, _dtype_of(method), kinds, rounds_inputs=rounds_inputs)
+    return _whole_report(method, reports)
+
+
+def quantize_onto(
+    device: torch.device,
+    module: nn.Module,
+    method: str,
+    kinds: tuple[type[nn.Module], ...] = KINDS,
+    *,
+    rounds_inputs: bool = False,
+) -> QuantizationReport:
+    """Move a module to a device layer by layer, fusing and quantizing each there before the next one.
+
+    The device never holds the weights in half precision, beside those of one layer. The result is that of moving the
+    module, `fuse_projections` and `quantize`. Raises as `quantize`, with the layers before moved.
+    """
     dtype = _dtype_of(method)
+    reports: dict[str, list[_LayerReport]] = {}
+    done: set[nn.Module] = set()
+    for layer in list(module.modules()):
+        if layer in done or not isinstance(layer, (PreparedLayer, *kinds)):
+            continue
+        layer.to(device)
+        fuse_projections(layer)
+        for name, figures in _quantize_layers(layer, dtype, kinds, rounds_inputs=rounds_inputs).items():
+            reports.setdefault(name, []).extend(figures)
+        done.update(layer.modules())
+    module.to(device)
+    return _whole_report(method, reports)
+
+
+def _quantize_layers(
+    module: nn.Module, dtype: torch.dtype, kinds: tuple[type[nn.Module], ...], *, rounds_inputs: bool
+) -> dict[str, list[_LayerReport]]:
     owners = [layer for layer in module.modules() if isinstance(layer, kinds)]
     for owner in owners:
-        for name, layer in _projections(owner):
-            _check(f"{type(owner).__name__}.{name}", layer.weight)
+        for name, weight in _weights(owner):
+            _check(f"{type(owner).__name__}.{name}", weight)
+            if isinstance(owner, Experts):
+                _check_experts(weight)
     reports: dict[str, list[_LayerReport]] = {}
     with torch.no_grad():
         for owner in owners:
-            was_fused = isinstance(owner, Attention | GatedMLP) and owner.unfuse()
-            for name, layer in _projections(owner):
-                quantized, figures = _quantized(layer.weight.detach(), dtype)
-                bias = None if layer.bias is None else layer.bias.detach()
-                assert quantized.scale is not None
-                parent, _, own = name.rpartition(".")
-                setattr(owner.get_submodule(parent), own, QuantizedLinear(quantized.values, quantized.scale, bias))
-                reports.setdefault(name, []).append(figures)
-            if was_fused and isinstance(owner, Attention | GatedMLP):
-                owner.fuse_projections()
-            del layer
-    return QuantizationReport(
-        method=method, kinds={name: _report(kind_reports) for name, kind_reports in reports.items()}
-    )
+            found = (
+                _quantize_experts(owner, dtype, rounds_inputs=rounds_inputs)
+                if isinstance(owner, Experts)
+                else _quantize_projections(owner, dtype, rounds_inputs=rounds_inputs)
+            )
+            for name, layer_report in found:
+                reports.setdefault(name, []).append(layer_report)
+    return reports
+
+
+def _quantize_projections(
+    owner: nn.Module, dtype: torch.dtype, *, rounds_inputs: bool
+) -> Iterator[tuple[str, _LayerReport]]:
+    was_fused = isinstance(owner, PreparedLayer) and owner.unfuse()
+    for name, layer in _projections(owner):
+        weight = layer.weight.detach()
+        quantized = _to_weight(weight, dtype, rounds_inputs=rounds_inputs)
+        assert quantized.scale is not None
+        bias = None if layer.bias is None else layer.bias.detach()
+        parent, _, own = name.rpartition(".")
+        taken = QuantizedLinear(quantized.values, quantized.scale, bias, rounds_inputs=quantized.rounds_inputs)
+        setattr(owner.get_submodule(parent), own, taken)
+        yield name, _compared(weight, quantized)
+        del layer, weight
+    if was_fused and isinstance(owner, PreparedLayer):
+        owner.fuse_projections()
+
+
+def _quantize_experts(
+    experts: Experts, dtype: torch.dtype, *, rounds_inputs: bool
+) -> Iterator[tuple[str, _LayerReport]]:
+    made: dict[str, tuple[Tensor, Tensor]] = {}
+    rounds = rounds_inputs and all(can_round_inputs(weight, EXPERT_STEP) for _, weight in _weights(experts))
+    for name, weight in list(_weights(experts)):
+        values, scales = torch.empty_like(weight, dtype=dtype), weight.new_empty(weight.shape[:2], dtype=torch.float32)
+        for expert, one in enumerate(weight):
+            quantized = to_float8(one, dtype)
+            assert quantized.scale is not None
+            # As bytes, because not every device copies float8.
+            values[expert].view(torch.uint8).copy_(quantized.values.view(torch.uint8))
+            scales[expert] = quantized.scale
+        made[name] = values, scales
+        first = LinearWeight(values[0], scales[0], rounds)
+        compared = _compared(weight[0], first)
+        before, after = weight.numel() * weight.element_size(), values.numel() + scales.numel() * 4
+        yield name, _LayerReport(compared.output_error, before, after)
+    experts.replace(made["gate_up_proj"], made["down_proj"], rounds_inputs=rounds)
+
+
+def quantized_weights(module: nn.Module, kinds: tuple[type[nn.Module], ...] = KINDS) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a module that `quantize` converts, each once, by the name in their layer."""
+    seen = set[tuple[nn.Module, str]]()
+    for owner in module.modules():
+        for name, weight in _weights(owner) if isinstance(owner, kinds) else ():
+            if (owner, name) not in seen:
+                seen.add((owner, name))
+                yield name, weight
 
 
 def to_float8(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> LinearWeight:
@@ -106,6 +207,11 @@ def to_float8(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Linea
     # An output of zeros needs a scale above zero.
     scale = (wide.abs().amax(dim=1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
     return LinearWeight((wide / scale[:, None]).clamp(-largest, largest).to(dtype), scale)
+
+
+def _to_weight(weight: Tensor, dtype: torch.dtype, *, rounds_inputs: bool) -> LinearWeight:
+    rounds = rounds_inputs and can_round_inputs(weight)
+    return replace(to_float8(weight, dtype), rounds_inputs=rounds)
 
 
 def _dtype_of(method: str) -> torch.dtype:
@@ -122,6 +228,25 @@ def _dtype_of(method: str) -> torch.dtype:
 def _projections(owner: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     layers = owner.named_modules() if isinstance(owner, QuantizableLayer) else owner.named_children()
     yield from ((name, layer) for name, layer in list(layers) if isinstance(layer, nn.Linear))
+
+
+def _weights(owner: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a layer that are quantized, by name."""
+    if isinstance(owner, Experts):
+        yield from (("gate_up_proj", owner.gate_up_proj.detach()), ("down_proj", owner.down_proj.detach()))
+    else:
+        yield from ((name, layer.weight.detach()) for name, layer in _projections(owner))
+
+
+def _check_experts(weight: Tensor) -> None:
+    """Refuse experts on a GPU without Triton: their grouped GEMM has no other form there."""
+    if weight.is_cuda and find_spec("triton") is None:
+        raise StartError(
+            "float8 experts need triton on a GPU",
+            "it is not installed, and dequantized per expert each step would wait for the host",
+            "install a CUDA build of torch, or remove quantization from the config",
+            phase="weights",
+        )
 
 
 def _check(name: str, weight: Tensor) -> None:
@@ -151,8 +276,7 @@ def _check(name: str, weight: Tensor) -> None:
         )
 
 
-def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _LayerReport]:
-    quantized = to_float8(weight, dtype)
+def _compared(weight: Tensor, quantized: LinearWeight) -> _LayerReport:
     assert quantized.scale is not None
     before, after = weight.float(), quantized.dequantized(torch.float32)
     generator = torch.Generator(weight.device).manual_seed(0)
@@ -163,8 +287,15 @@ def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _Layer
     )
     expected = x @ before.T
     norm = float(expected.norm())
+    if quantized.rounds_inputs:
+        rounded, scale = round_rows(x)
+        x = rounded.float() * scale[:, None]
     error = float((x @ after.T - expected).norm()) / norm if norm else 0.0
-    return quantized, _LayerReport(error, weight.numel() * weight.element_size(), size)
+    return _LayerReport(error, weight.numel() * weight.element_size(), size)
+
+
+def _whole_report(method: str, reports: dict[str, list[_LayerReport]]) -> QuantizationReport:
+    return QuantizationReport(method=method, kinds={name: _report(figures) for name, figures in reports.items()})
 
 
 def _report(reports: list[_LayerReport]) -> KindReport:

@@ -197,7 +197,7 @@ class FusibleLayer(PreparedLayer):
         return self._fused
 
     def unfuse(self) -> bool:
-        """Drop the fused weight; the projections keep their views of it. Returns whether there was one."""
+        """Drop the fused weight; the projections keep their views of it. See PreparedLayer."""
         fused, self._fused = self._fused, None
         return fused is not None
 

@@ -39,7 +39,7 @@ from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
 from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.hardware.adapters import plan_adapters
-from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
+from mstarctl.start.hardware.admission import Admission, admission, quantized_share, weights_on_devices
 from mstarctl.start.hardware.budget import LedgerDevices, check_room, with_budget
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
@@ -112,7 +112,8 @@ def make_planned(
     if options.admin_group is not None:
         group_id(options.admin_group)
     folder = None if config.variant else weights_folder(config.weights)
-    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
+    needed = weights_bytes(None if folder is None else Path(folder))
+    needed = int(needed * quantized_share(model, plan, config.quantization))
     needed = needed or weights_on_devices(model, plan, config)
     if placement is None:
         plan, claimed = claim_gpus(model, config, plan, needed, old, is_survey=is_survey)

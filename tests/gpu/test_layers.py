@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from mstar_core.layers import linear
+from mstar_core.layers import float8, linear
 from mstar_core.layers.linear import LinearWeight
 
 if TYPE_CHECKING:
@@ -147,6 +149,56 @@ def test_a_quantized_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> 
     for rows in (1, 9, 100):
         x = torch.randn(rows, 256).bfloat16()
         assert error(two(x.to(cuda)).cpu(), one(x.clone()).double()) < 1e-2
+
+
+@pytest.mark.parametrize("rows", [1, 70, 4098])
+def test_rows_are_rounded_as_on_a_cpu(cuda: torch.device, rows: int) -> None:
+    for width in (384, 3000, 18944):
+        x = drawn(cuda, rows, width) * torch.logspace(-3, 3, rows, device=cuda, dtype=torch.bfloat16)[:, None]
+        x[0] = 0
+        poison(cuda)
+        values, scale = float8.round_rows(x)
+        expected, scales = float8.round_rows(x.cpu())
+        torch.testing.assert_close(scale.cpu(), scales, atol=0, rtol=1e-6)
+        # The division may round otherwise on a tie.
+        same = (values.cpu().float() == expected.float()).double().mean()
+        assert float(same) > 0.999
+
+
+@pytest.mark.parametrize("rows", [65, 257, 4098])
+def test_products_of_rounded_inputs_equal_float64(cuda: torch.device, rows: int) -> None:
+    if torch.cuda.get_device_capability(cuda) < float8.CAPABILITY:
+        pytest.skip("this GPU has no GEMM with scales of rows")
+    for outputs, inputs in ((4608, 3584), (3584, 18944), (4096, 2048)):
+        weights = replace(random_weight(cuda, outputs, inputs, "fp8"), rounds_inputs=True)
+        x, bias = drawn(cuda, rows, inputs), drawn(cuda, outputs)
+        values, scale = float8.round_rows(x)
+        expected = exact(values.double() * scale.double()[:, None], weights)
+        poison(cuda)
+        assert error(linear.project(x, weights), expected) < 6e-3
+        assert error(linear.library_gemm(x, weights, bias), expected + bias.double()) < 6e-3
+        torch.cuda.synchronize()
+        graph, eager = torch.cuda.CUDAGraph(), linear.project(x, weights)
+        with torch.cuda.graph(graph):
+            captured = linear.project(x, weights)
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, eager)
+
+
+def test_a_module_quantized_layer_by_layer_on_its_way_to_a_gpu_equals_one_quantized_there(cuda: torch.device) -> None:
+    from mstar_core.layers import GatedMLP, MoESpec, SparseMoE
+    from mstar_core.layers.quantize import quantize, quantize_onto
+
+    spec = MoESpec(width=256, inner=64, experts=8, experts_per_token=2, shared_inner=128)
+    first = torch.nn.ModuleList([GatedMLP(256, 384), SparseMoE(spec)]).bfloat16().requires_grad_(False)
+    second = copy.deepcopy(first).to(cuda)
+    linear.fuse_projections(second)
+    reports = quantize_onto(cuda, first, "fp8", rounds_inputs=True), quantize(second, "fp8", rounds_inputs=True)
+    assert reports[0].kinds.keys() == reports[1].kinds.keys()
+    for rows in (1, 65):
+        x = drawn(cuda, rows, 256)
+        assert all(torch.equal(one(x), two(x)) for one, two in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 200])

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import silu
 
 from mstar_core.layers import MoESpec, SparseMoE
+from mstar_core.layers.quantize import quantize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,6 +158,47 @@ def test_replays_with_other_tokens_equal_eager_runs(cuda: torch.device) -> None:
                 captured.fill_(float("nan"))
                 graph.replay()
                 assert torch.equal(captured, moe.branch(given)), tokens
+
+
+@pytest.mark.parametrize("rounds", [False, True], ids=["weights", "weights and tokens"])
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("spec", [THINKER, TALKER, SMALL], ids=["thinker", "talker", "small"])
+def test_a_float8_mixture_equals_its_dequantized_weights(
+    cuda: torch.device, spec: MoESpec, tokens: int, *, rounds: bool
+) -> None:
+    """Rounded tokens add their own error: 2.5 % for each of the two products."""
+    moe, x = made(spec, cuda), torch.randn(tokens, spec.width, device=cuda).bfloat16()
+    quantize(moe.experts, "fp8", rounds_inputs=rounds)
+    experts = moe.experts
+    assert experts.scales is not None and experts.gate_up_proj.element_size() == 1
+    columns = spec.experts + (1 if spec.shared_parts else 0)
+    logits = torch.randn(tokens, columns, device=cuda).bfloat16()
+    options = {"shared": spec.shared_parts, "normalizes": spec.normalizes}
+    weights = experts.gate_up_proj, experts.down_proj
+    eight = {"scales": experts.scales, "rounds_inputs": experts.rounds_inputs}
+    found = kernels.expert_terms(x, logits, *weights, spec.experts_per_token, **eight, **options)
+    wide = [
+        (values.float() * scale[..., None]).bfloat16() for values, scale in zip(weights, experts.scales, strict=True)
+    ]
+    expected = kernels.expert_terms(x, logits, *wide, spec.experts_per_token, **options)
+    is_rounded = experts.rounds_inputs and tokens > kernels.FEW_TOKENS
+    assert error(found, expected.double()) < (0.07 if is_rounded else 8e-3)
+
+
+def test_replays_of_a_float8_mixture_equal_eager_runs(cuda: torch.device) -> None:
+    moe = made(THINKER, cuda)
+    quantize(moe, "fp8", rounds_inputs=True)
+    for tokens in (1, 64, 300):
+        given = torch.randn(tokens, THINKER.width, device=cuda).bfloat16()
+        moe.branch(given)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = moe.branch(given)
+        given.copy_(torch.randn(tokens, THINKER.width, device=cuda))
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, moe.branch(given)), tokens
 
 
 def test_a_token_that_is_not_finite_leaves_the_others(cuda: torch.device) -> None:

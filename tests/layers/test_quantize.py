@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from mstar_core.errors import StartError
-from mstar_core.layers import Attention, AttentionSpec, GatedMLP, Head, QuantizableLayer, TokenEmbedding
+from mstar_core.layers import (
+    Attention,
+    AttentionSpec,
+    GatedMLP,
+    Head,
+    MoESpec,
+    QuantizableLayer,
+    SparseMoE,
+    TokenEmbedding,
+)
+from mstar_core.layers.float8 import round_rows
 from mstar_core.layers.linear import (
     LinearWeight,
     QuantizedLinear,
     concatenate_weights,
+    concatenate_with_biases,
+    library_gemm,
     project,
     project_partial,
     sum_partials,
     weight_of,
 )
-from mstar_core.layers.quantize import quantize, to_float8
+from mstar_core.layers.quantize import quantize, quantize_onto, to_float8
 
 SPEC = AttentionSpec(width=32, heads=4, kv_heads=2, head_dim=8)
 NAMES = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -139,6 +153,77 @@ def test_a_fused_layer_stays_fused() -> None:
     up = quantized(model.mlp, "up_proj")
     assert up.weight.data_ptr() == fused.values[48:].data_ptr() and torch.equal(up.scale, fused.scale[48:])
     assert torch.equal(up.weight.float(), fused.values[48:].float())
+
+
+def test_inputs_are_rounded_token_by_token_where_a_node_allows_it() -> None:
+    torch.manual_seed(0)
+    models = [Model(bias=True) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    reports = [
+        quantize(model, "fp8", rounds_inputs=rounds) for model, rounds in zip(models, (False, True), strict=True)
+    ]
+    layer = quantized(models[1].attention, "q_proj")
+    x = torch.randn(5, 32) * torch.tensor([1e-3, 1.0, 30.0, 1e3, 0.0])[:, None]
+    rounded, scale = round_rows(x)
+    assert rounded.dtype == torch.float8_e4m3fn and rounded.float().abs().amax(1).tolist() == [448.0] * 4 + [0.0]
+    wide = layer.weight.float() * layer.scale[:, None]
+    assert layer.bias is not None
+    assert torch.equal(layer(x), (rounded.float() * scale[:, None]) @ wide.T + layer.bias)
+    assert not torch.equal(layer(x), quantized(models[0].attention, "q_proj")(x))
+    for row in range(len(x)):
+        torch.testing.assert_close(layer(x[row : row + 1])[0], layer(x)[row])
+    plain, both = (report.kinds["q_proj"].output_error_mean for report in reports)
+    assert plain < both < 0.06
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_experts_are_quantized_one_by_one(rounds: bool) -> None:
+    torch.manual_seed(0)
+    spec = MoESpec(width=32, inner=16, experts=5, experts_per_token=2, shared_inner=32)
+    moe, x = SparseMoE(spec).requires_grad_(False).bfloat16(), torch.randn(9, 32).bfloat16()
+    exact, router = moe(x).float(), moe.gate.weight.clone()
+    before = moe.experts.gate_up_proj.detach().clone()
+    report = quantize(moe, "fp8", rounds_inputs=rounds)
+    experts = moe.experts
+    assert set(report.kinds) == {"gate_up_proj", "down_proj", "gate_proj", "up_proj"}
+    assert report.kinds["gate_up_proj"].after_bytes == 5 * (32 * 32 + 32 * 4)
+    assert experts.gate_up_proj.dtype == experts.down_proj.dtype == torch.float8_e4m3fn
+    for expert in range(5):
+        alone = to_float8(before[expert])
+        assert torch.equal(experts.gate_up(expert).dequantized(torch.float32), alone.dequantized(torch.float32))
+    assert torch.equal(moe.gate.weight, router) and moe.gate.weight.dtype == torch.bfloat16, "the router stays"
+    assert moe.shared_expert_gate.weight.dtype == torch.bfloat16
+    assert 0 < float((moe(x).float() - exact).norm() / exact.norm()) < 0.1
+    for row in range(len(x)):
+        torch.testing.assert_close(moe(x[row : row + 1])[0], moe(x)[row], atol=2e-2, rtol=2e-2)
+
+
+def test_joined_projections_with_biases_are_quantized_and_joined_again() -> None:
+    layers = [nn.Linear(32, 8, bias=True).requires_grad_(False) for _ in range(3)]
+    x, plain = torch.randn(4, 32), torch.cat([layer(torch.zeros(1, 32)) for layer in layers], dim=1)
+    weight, bias = concatenate_with_biases(layers)
+    assert weight.scale is None and torch.equal(bias[None], plain)
+    torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=1), library_gemm(x, weight, bias))
+    owner = Named()
+    owner.net = nn.ModuleList(layers)
+    quantize(owner, "fp8", rounds_inputs=True)
+    halved = [module for module in owner.net if isinstance(module, QuantizedLinear)]
+    weight, bias = concatenate_with_biases(halved)
+    assert weight.scale is not None and weight.rounds_inputs and torch.equal(bias[None], plain)
+    assert halved[1].weight.data_ptr() == weight.values[8:].data_ptr()
+    torch.testing.assert_close(torch.cat([layer(x) for layer in halved], dim=1), library_gemm(x, weight, bias))
+
+
+def test_layers_moved_one_by_one_equal_a_module_quantized_in_place() -> None:
+    torch.manual_seed(0)
+    spec = MoESpec(width=32, inner=16, experts=5, experts_per_token=2, shared_inner=32)
+    first = nn.ModuleList([Model(bias=True), SparseMoE(spec)]).requires_grad_(False)
+    second = copy.deepcopy(first)
+    reports = quantize(first, "fp8"), quantize_onto(torch.device("cpu"), second, "fp8")
+    assert reports[0] == reports[1]
+    one, two = first.state_dict(), second.state_dict()
+    assert one.keys() == two.keys()
+    assert all(torch.equal(value.float(), two[name].float()) for name, value in one.items())
 
 
 def test_a_second_fusion_keeps_the_address_that_captured_graphs_read() -> None:

@@ -89,14 +89,10 @@ def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> No
 def _check_quantization(config: ResolvedConfig, plan: Plan) -> None:
     if config.quantization == "none":
         return
-    devices = {rank.device for rank in plan.ranks}
-    wrong = next((f"the ranks run on {device}" for device in sorted(devices) if not device.startswith("cuda")), None)
-    if wrong is None and config.dtype == "float32":
-        wrong = f"dtype is float32 ({config.source('dtype')})"
-    if wrong is not None:
+    if config.dtype == "float32" and any(rank.device.startswith("cuda") for rank in plan.ranks):
         raise config.error(
             "quantization",
             f"quantization {config.quantization} needs bfloat16 or float16 on a GPU",
-            wrong,
+            f"dtype is float32 ({config.source('dtype')})",
             "remove quantization",
         )

@@ -209,6 +209,8 @@ class NodeSpec:
     come as a list of one tensor per batch item.
     weight_bytes: device memory of the official weights in the usual precision, 0 if unknown. The plan of a deployment
     compares them with the GPUs before anything is downloaded.
+    quantized_bytes: those of `weight_bytes` in layers that a quantization stores in eight bits. None: all of a node
+    with a cache, so that plans count the least, and none of another node.
     adapter_prefix: (KV) the node takes LoRA adapters, in whose names this precedes the names of its module's layers,
     which are those of `mstar_core.layers`. None: it takes none.
     """
@@ -232,6 +234,7 @@ class NodeSpec:
     step_ports: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
     weight_bytes: int = 0
+    quantized_bytes: int | None = None
     adapter_prefix: str | None = None
 
     def __hash__(self) -> int:
@@ -244,6 +247,14 @@ class NodeSpec:
                 f"node {self.name!r} has no port {name!r}", hint=did_you_mean(name, self.ports), place=self.name
             )
         return PortType.parse(self.ports[name], where=f"{self.name}.{name}")
+
+    def weight_bytes_under(self, quantization: str) -> int:
+        """Return `weight_bytes` under a quantization: `none` or the name of an eight-bit format."""
+        if quantization == "none":
+            return self.weight_bytes
+        whole = self.weight_bytes if self.kv is not None else 0
+        halved = whole if self.quantized_bytes is None else self.quantized_bytes
+        return self.weight_bytes - halved // 2
 
     @property
     def owner(self) -> NodeSpec:

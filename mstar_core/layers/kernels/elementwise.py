@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mstar_core.layers.float8 import LARGEST, LEAST_SCALE
 from mstar_core.layers.kernels.launch import launch_options, warps_for
 
 if TYPE_CHECKING:
@@ -233,6 +234,27 @@ def _dequantize_kernel(values, scale, out, inputs, block: tl.constexpr, overlaps
     tl.store(out + output * inputs + at, value.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _round_rows_kernel(x, out, scales, width, largest, least, block: tl.constexpr, overlaps: tl.constexpr):
+    """Round one row to float8 by its largest value. Reads it twice, the second time from the L2 cache."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    top = tl.zeros((block,), tl.float32)
+    for start in range(0, width, block):
+        value = tl.load(x + row * width + start + at, mask=start + at < width, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.abs(value))
+    scale = tl.maximum(tl.max(top, axis=0) / largest, least)
+    tl.store(scales + row, scale)
+    for start in range(0, width, block):
+        inside = start + at < width
+        value = tl.load(x + row * width + start + at, mask=inside, other=0.0).to(tl.float32) / scale
+        value = tl.minimum(tl.maximum(value, -largest), largest)
+        tl.store(out + row * width + start + at, value.to(out.dtype.element_ty), mask=inside)
+
+
 MANY_ROWS: Final = 1024
 """Rows from which on programs of 4 warps normalize one row each: more of them, and more loads, are in flight."""
 
@@ -350,6 +372,27 @@ def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         values, scale, out, inputs, block=block, num_warps=4, **launch_options(values.device)
     )
     return out
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row in float8 e4m3 and its scale: see `float8.round_rows`. x: [T, width], contiguous."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if rows:
+        block = min(4096, max(128, int(triton.next_power_of_2(width))))
+        _round_rows_kernel[(rows,)](
+            x,
+            out,
+            scales,
+            width,
+            LARGEST,
+            LEAST_SCALE,
+            block=block,
+            num_warps=warps_for(block, rows),
+            **launch_options(x.device),
+        )
+    return out, scales
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None = None) -> tuple[Tensor, Tensor]:

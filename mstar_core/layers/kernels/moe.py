@@ -7,6 +7,9 @@ kernel of the layer adds the terms in a fixed order. There are no atomics and no
 Cost model for few tokens: bytes of the chosen experts over the memory bandwidth. A program reads the weights of one
 block of outputs of one expert and multiplies them with the few tokens of that expert. The grid is an upper bound of the
 tiles, so programs without a tile end at once.
+
+Float8 weights have one float32 scale per output, which multiplies the sum. With few tokens they are widened as they are
+read. With many, the tokens may come in float8 as well, with one scale each; two more kernels round them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.kernels.elementwise import activation, sum_partials
+from mstar_core.layers.kernels.elementwise import activation, round_rows, sum_partials
 from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
 
 if TYPE_CHECKING:
@@ -192,10 +195,11 @@ def _product(
     stages: tl.constexpr,
     precision: tl.constexpr,
     is_even: tl.constexpr,
+    widens: tl.constexpr,
 ):
     """Return the product of weights [outputs, inputs] and rows [rows, inputs], transposed: float32 [outputs, rows].
 
-    is_even: the step divides the inputs.
+    is_even: the step divides the inputs. widens: the weights are float8, and the rows are not.
     """
     for start in tl.range(0, inputs, step, num_stages=stages):
         if is_even:
@@ -205,6 +209,9 @@ def _product(
             known = (start + at < inputs)[None, :]
             weight = tl.load(w_at, mask=known, other=0.0)
             given = tl.load(x_at, mask=inside[:, None] & known, other=0.0)
+        if widens:
+            # As exact as the direct conversion, which needs a slow instruction per value.
+            weight = weight.to(tl.float16).to(tl.float32).to(given.dtype)
         total = tl.dot(weight, given.T, total, input_precision=precision)
         w_at += step
         x_at += step
@@ -214,7 +221,9 @@ def _product(
 @triton.jit(do_not_specialize=["tokens", "most_tiles"])
 def _gate_up_kernel(
     x,
+    x_scale,
     weight,
+    scale,
     experts,
     order,
     tiles,
@@ -230,11 +239,14 @@ def _gate_up_kernel(
     precision: tl.constexpr,
     is_single: tl.constexpr,
     is_even: tl.constexpr,
+    has_scale: tl.constexpr,
+    is_rounded: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     """Compute silu(gate) * up of one tile: out[place in order, inner]. Grid: (blocks of inner, tiles).
 
     weight: [experts, 2 * inner, inputs]. A program reads half a block of gate rows and the half block of up rows.
+    scale: [experts, 2 * inner]; x_scale: [tokens], if x is float8.
     """
     half: tl.constexpr = block // 2
     start = tl.program_id(0) * half
@@ -251,7 +263,12 @@ def _gate_up_kernel(
         w_at = weight + (expert.to(tl.int64) * 2 * inner + output)[:, None] * inputs + at[None, :]
         x_at = x + (pair % tokens).to(tl.int64)[:, None] * inputs + at[None, :]
         total = tl.zeros((block, rows), tl.float32)
-        total = _product(x_at, w_at, at, row < count, inputs, total, step, stages, precision, is_even)
+        widens: tl.constexpr = has_scale and not is_rounded
+        total = _product(x_at, w_at, at, row < count, inputs, total, step, stages, precision, is_even, widens)
+        if has_scale:
+            total *= tl.load(scale + expert.to(tl.int64) * 2 * inner + output)[:, None]
+        if is_rounded:
+            total *= tl.load(x_scale + pair % tokens)[None, :]
         # Rounded where separate layers would round.
         dtype: tl.constexpr = out.dtype.element_ty
         both = total.to(dtype).to(tl.float32)
@@ -265,7 +282,9 @@ def _gate_up_kernel(
 @triton.jit(do_not_specialize=["most_tiles"])
 def _down_kernel(
     x,
+    x_scale,
     weight,
+    scale,
     experts,
     weights,
     order,
@@ -281,11 +300,14 @@ def _down_kernel(
     precision: tl.constexpr,
     is_single: tl.constexpr,
     is_even: tl.constexpr,
+    has_scale: tl.constexpr,
+    is_rounded: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     """Compute weight of the pair * down(x) of one tile: out[pair, width]. Grid: (blocks of width, tiles).
 
-    x: [pairs, inputs] by place in `order`; weight: [experts, width, inputs].
+    x: [pairs, inputs] by place in `order`; weight: [experts, width, inputs]. scale: [experts, width]; x_scale: [pairs],
+    if x is float8.
     """
     start = tl.program_id(0) * block
     row = tl.arange(0, rows)
@@ -300,16 +322,22 @@ def _down_kernel(
         w_at = weight + (expert.to(tl.int64) * width + output)[:, None] * inputs + at[None, :]
         x_at = x + (first + row).to(tl.int64)[:, None] * inputs + at[None, :]
         total = tl.zeros((block, rows), tl.float32)
-        total = _product(x_at, w_at, at, row < count, inputs, total, step, stages, precision, is_even)
+        widens: tl.constexpr = has_scale and not is_rounded
+        total = _product(x_at, w_at, at, row < count, inputs, total, step, stages, precision, is_even, widens)
+        if has_scale:
+            total *= tl.load(scale + expert.to(tl.int64) * width + output)[:, None]
+        if is_rounded:
+            total *= tl.load(x_scale + first + row, mask=row < count, other=0.0)[None, :]
         total *= tl.load(weights + pair, mask=row < count, other=0.0).to(tl.float32)[None, :]
         place = out + pair.to(tl.int64)[None, :] * width + into[:, None]
         inside = (into[:, None] < width) & (row[None, :] < count)
         tl.store(place, total.to(out.dtype.element_ty), mask=inside)
 
 
-def supports(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
+def supports(x: Tensor, gate_up: Tensor, down: Tensor, scales: tuple[Tensor, Tensor] | None = None) -> bool:
     """Return whether the kernels can process these tensors: see `expert_terms`."""
-    are_known = x.dtype in DTYPES and gate_up.dtype == x.dtype == down.dtype
+    expected = (x.dtype,) if scales is None else (torch.float8_e4m3fn,)
+    are_known = x.dtype in DTYPES and gate_up.dtype in expected and down.dtype in expected
     are_contiguous = x.dim() == 2 and x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
     return are_known and are_contiguous
 
@@ -426,13 +454,16 @@ def expert_terms(
     *,
     shared: int = 0,
     normalizes: bool = True,
+    scales: tuple[Tensor, Tensor] | None = None,
+    rounds_inputs: bool = False,
     forced: tuple[MoETiling, MoETiling] | None = None,
 ) -> Tensor:
     """Return the weighted outputs of each token's experts, to be summed: [chosen + shared, T, width].
 
     x: [T, width]; logits: see `route`; gate_up: [E, 2 * inner, width], gate rows first; down: [E, width, inner].
-    The last `shared` of the E experts are used by every token. forced: tilings to measure, for benchmarks; of equal
-    rows.
+    The last `shared` of the E experts are used by every token. scales: of float8 gate_up and down, float32
+    [E, 2 * inner] and [E, width]. rounds_inputs: more than FEW_TOKENS tokens are rounded to float8 as well. forced:
+    tilings to measure, for benchmarks; of equal rows.
     """
     (tokens, width), (total, _, inner) = x.shape, down.shape
     slots = chosen + shared
@@ -444,9 +475,14 @@ def expert_terms(
     hidden = x.new_empty(tokens * slots, inner)
     most, is_single = routing.tiles.shape[1], tokens == 1
     precision, options = "ieee" if x.dtype == torch.float32 else "tf32", launch_options(x.device)
+    is_rounded = scales is not None and rounds_inputs and tokens > FEW_TOKENS
+    gate_up_scale, down_scale = scales or (None, None)
+    given, given_scale = round_rows(x) if is_rounded else (x, None)
     _gate_up_kernel[(triton.cdiv(inner, first.block // 2), most)](
-        x,
+        given,
+        given_scale,
         gate_up,
+        gate_up_scale,
         routing.experts,
         routing.order,
         routing.tiles,
@@ -462,12 +498,17 @@ def expert_terms(
         precision=precision,
         is_single=is_single,
         is_even=not width % first.step,
+        has_scale=scales is not None,
+        is_rounded=is_rounded,
         num_warps=first.warps,
         **options,
     )
+    values, values_scale = round_rows(hidden) if is_rounded else (hidden, None)
     _down_kernel[(triton.cdiv(width, second.block), most)](
-        hidden,
+        values,
+        values_scale,
         down,
+        down_scale,
         routing.experts,
         routing.weights,
         routing.order,
@@ -483,6 +524,8 @@ def expert_terms(
         precision=precision,
         is_single=is_single,
         is_even=not inner % second.step,
+        has_scale=scales is not None,
+        is_rounded=is_rounded,
         num_warps=second.warps,
         **options,
     )

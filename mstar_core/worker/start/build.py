@@ -73,6 +73,9 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 LoadedNode = tuple[NodeSpec, "nn.Module", int]
 """A node with its module and the size of its vocabulary."""
 
+STAGING_MARGIN: Final = 2 << 30
+"""Bytes that a GPU keeps beside the weights while they are loaded."""
+
 CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 PRELOADED: Final = ("triton", "flashinfer", "flashinfer.jit.attention.modules")
 
@@ -205,7 +208,13 @@ def load_prepared(
         model_kwargs=spec.model_kwargs,
         progress=progress,
     )
-    loaded = load_nodes(model, context, [node for node in nodes if node.name not in shared])
+    own = [node for node in nodes if node.name not in shared]
+    staged = _staged(spec, own, device)
+    loaded = load_nodes(model, context, [node for node in own if node.name not in staged])
+    if staged:
+        on_host = replace(context, device=torch.device("cpu"))
+        loaded += load_nodes(model, on_host, [node for node in own if node.name in staged])
+        loaded.sort(key=lambda each: own.index(each[0]))
     if group is not None:
         sharded = replace(context, shard=group.shard)
         parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
@@ -320,7 +329,7 @@ def _prepare(
     Raises ConfigError if a quantization cannot run.
     """
     kind = spec.quantization
-    if kind != "none" and (device.type != "cuda" or dtype == torch.float32):
+    if kind != "none" and device.type == "cuda" and dtype == torch.float32:
         raise ConfigError(
             f"quantization {kind} needs bfloat16 or float16 on a GPU",
             f"this rank computes in {str(dtype).removeprefix('torch.')} on {device}",
@@ -328,13 +337,28 @@ def _prepare(
             key="quantization",
         )
     for node, module, _ in loaded:
-        if node.engine is KV_CACHE and device.type == "cuda":
+        first = next(module.parameters(), None)
+        is_staged = first is not None and first.device.type != device.type
+        if node.engine is KV_CACHE and device.type == "cuda" and not is_staged:
             fuse_projections(module)
         if kind != "none":
-            quantize = importlib.import_module("mstar_core.layers.quantize").quantize
-            report = quantize(module, kind) if node.engine is KV_CACHE else quantize(module, kind, (QuantizableLayer,))
+            code = importlib.import_module("mstar_core.layers.quantize")
+            quantize = partial(code.quantize_onto, device) if is_staged else code.quantize
+            rounds = node_module(module).rounds_inputs
+            kinds = {} if node.engine is KV_CACHE else {"kinds": (QuantizableLayer,)}
+            report = quantize(module, kind, **kinds, rounds_inputs=rounds)
             if report.kinds:
                 log.info("node %s: %s", node.name, quantized_text(report))
+
+
+def _staged(spec: DeploymentSpec, nodes: Sequence[NodeSpec], device: torch.device) -> frozenset[str]:
+    """Return the nodes that are loaded in host memory because only their quantized weights fit the device."""
+    if spec.quantization == "none" or device.type != "cuda":
+        return frozenset()
+    free, _ = torch.cuda.mem_get_info(device)
+    if sum(node.weight_bytes for node in nodes) + STAGING_MARGIN <= free:
+        return frozenset()
+    return frozenset(node.name for node in nodes if node.engine is KV_CACHE)
 
 
 def adapter_banks(spec: DeploymentSpec, loaded: Sequence[LoadedNode]) -> dict[str, AdapterBank]:

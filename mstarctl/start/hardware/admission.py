@@ -19,7 +19,6 @@ CLASSES: Final = ((120 << 30, 128), (75 << 30, 64))
 FEW: Final = 32
 """Requests at once on other devices."""
 
-FP8_BYTES: Final = 1
 HALF_PRECISION_BYTES: Final = 2
 FULL_PRECISION_BYTES: Final = 4
 
@@ -53,7 +52,7 @@ def admission(
     smallest = min(memory.values())
     by_device = next((count for size, count in CLASSES if smallest >= size), FEW)
     why = f"a GPU of {size_text(smallest)}" if smallest else "a GPU of unknown size"
-    share = weight_shares(model, plan)
+    share = weight_shares(model, plan, config.quantization)
     if not weights or not smallest or not share:
         return Admission(max_concurrent_requests=by_device, why=why)
     held = [
@@ -76,24 +75,38 @@ def weights_on_devices(model: ModelSpec, plan: Plan, config: ResolvedConfig) -> 
     """Return the declared bytes of the official weights of all ranks; 0 for another checkpoint or if one is unknown."""
     if config.variant or config.weights or not weight_shares(model, plan):
         return 0
-    width = FP8_BYTES / HALF_PRECISION_BYTES if config.quantization == "fp8" else 1.0
-    return int(sum(_declared(model, plan, rank) for rank in plan.ranks) * width)
+    return int(sum(_declared(model, plan, rank, config.quantization) for rank in plan.ranks))
 
 
-def weight_shares(model: ModelSpec, plan: Plan) -> dict[int, float]:
+def quantized_share(model: ModelSpec, plan: Plan, quantization: str) -> float:
+    """Return the bytes of all weights under a quantization as a share of those in half precision.
+
+    From the declared sizes; one half, the least, if a node declares none.
+    """
+    whole = sum(_declared(model, plan, rank) for rank in plan.ranks)
+    if quantization == "none":
+        return 1.0
+    if not whole or not weight_shares(model, plan):
+        return 0.5
+    return sum(_declared(model, plan, rank, quantization) for rank in plan.ranks) / whole
+
+
+def weight_shares(model: ModelSpec, plan: Plan, quantization: str = "none") -> dict[int, float]:
     """Return the share of all loaded weights by rank, from the declared sizes; empty if a node declares none."""
     if any(node.kv is not None and not node.owner.weight_bytes for node in model.nodes):
         return {}
-    sizes = {rank.rank: _declared(model, plan, rank) for rank in plan.ranks}
+    sizes = {rank.rank: _declared(model, plan, rank, quantization) for rank in plan.ranks}
     total = sum(sizes.values())
     return {rank: size / total for rank, size in sizes.items()} if total else {}
 
 
-def _declared(model: ModelSpec, plan: Plan, rank: RankPlan) -> float:
+def _declared(model: ModelSpec, plan: Plan, rank: RankPlan, quantization: str = "none") -> float:
     """Return the declared bytes of the weights that a rank loads. Ranks of a group divide those of their nodes."""
     parts = {name: len(group.ranks) for group in plan.groups if rank.rank in group.ranks for name in group.nodes}
     owners = {model.node(name).owner.name: name for name in rank.held}
-    return sum(model.node(owner).weight_bytes / parts.get(name, 1) for owner, name in owners.items())
+    return sum(
+        model.node(owner).weight_bytes_under(quantization) / parts.get(name, 1) for owner, name in owners.items()
+    )
 
 
 def _usual_requests(model: ModelSpec, config: ResolvedConfig, rank: RankPlan, total: int, weights: float) -> int | None:

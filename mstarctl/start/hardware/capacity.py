@@ -17,8 +17,8 @@ from mstar_core.weights.files import read_header
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
 
-ELEMENT_BYTES: Final = {"fp8": 1}
-"""Least bytes per weight by quantization; otherwise two, or its size on disk if that is smaller."""
+ELEMENT_BYTES: Final = 2
+"""Most bytes per weight that are counted: less if its size on disk is smaller."""
 
 _DISK_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
 LISTED_BYTES: Final = 256 << 20
@@ -84,23 +84,22 @@ def _command(pid: int) -> str:
     return f" ({' '.join(words)[:60]}, user {user})"
 
 
-def weights_bytes(folder: Path | None, quantization: str) -> int:
-    """Return the least bytes that the safetensors files of a directory need on devices. Reads only their headers."""
+def weights_bytes(folder: Path | None) -> int:
+    """Return the bytes that the safetensors files of a directory need in half precision. Reads only their headers."""
     if folder is None or not folder.is_dir():
         return 0
-    least = ELEMENT_BYTES.get(quantization, 2)
-    return sum(_file_bytes(path, least) for path in folder.rglob("*.safetensors"))
+    return sum(_file_bytes(path) for path in folder.rglob("*.safetensors"))
 
 
-def _file_bytes(path: Path, least: int) -> int:
+def _file_bytes(path: Path) -> int:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return sum(_tensor_bytes(facts, least) for facts in read_header(path)[1].values())
+        return sum(_tensor_bytes(facts) for facts in read_header(path)[1].values())
     return 0  # the process that reads the weights reports a damaged file
 
 
-def _tensor_bytes(facts: Mapping[str, object], least: int) -> int:
+def _tensor_bytes(facts: Mapping[str, object]) -> int:
     count = 1
     shape = facts["shape"]
     for side in shape if isinstance(shape, list) else ():
         count *= int(side)
-    return count * min(least, _DISK_BYTES.get(str(facts["dtype"]), 1))
+    return count * min(ELEMENT_BYTES, _DISK_BYTES.get(str(facts["dtype"]), 1))

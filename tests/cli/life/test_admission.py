@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mstar_core.config.files.load import read_file
 from mstar_core.config.files.resolution import resolve
+from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.plugin import ModelSpec
 from mstarctl.plugins import Plugins
-from mstarctl.start.hardware.admission import Admission, admission, weight_shares, weights_on_devices
+from mstarctl.start.hardware.admission import (
+    Admission,
+    admission,
+    quantized_share,
+    weight_shares,
+    weights_on_devices,
+)
+from mstarctl.start.target import find, parse_set, resolve_target
 from tests.cli.life.test_gpus import GIB
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def planned(model: str, file: str, sizes_gib: list[float], *, weights: int | None = None) -> Admission:
-    """Return the admission of a shipped file on GPUs of these sizes; weights None: the declared ones."""
+def configured(spec: ModelSpec, file: str, *given: str) -> ResolvedConfig:
+    """Return a shipped file with these settings."""
+    target = replace(find(file.removesuffix(".yaml"), Plugins.discover()), spec=spec)
+    return resolve_target(target, [parse_set(each) for each in given])
+
+
+def planned(model: str, file: str, sizes_gib: list[float], *given: str, weights: int | None = None) -> Admission:
+    """Return the admission of a shipped file on GPUs of these sizes; given: settings. weights None: the declared."""
     plugins = Plugins.discover()
     spec: ModelSpec = plugins.model(model)
-    config = resolve(spec, read_file(ROOT / "configs" / file))
+    config = configured(spec, file, *given)
     gpus = [Gpu(name="", driver="", free=0, total=int(size * GIB), uuid=f"GPU-{i}") for i, size in enumerate(sizes_gib)]
     keys = {f"cuda:{index}": gpu.uuid for index, gpu in enumerate(gpus)}
     plan = plugins.plan(spec, config, tuple(keys) or ("cpu",))
@@ -44,6 +59,29 @@ def test_caches_that_hold_fewer_usual_requests_admit_fewer_and_the_reason_is_giv
     narrow = planned("bagel", "bagel_single_gpu.yaml", [48])
     assert roomy.max_concurrent_requests == 128 and narrow.max_concurrent_requests < 32
     assert "48.0 GiB" in narrow.why and "usual requests" in narrow.why
+
+
+def test_weights_of_eight_bits_leave_room_for_more_requests() -> None:
+    plain = planned("bagel", "bagel_single_gpu.yaml", [48])
+    halved = planned("bagel", "bagel_single_gpu.yaml", [48], "quantization=fp8")
+    assert plain.max_concurrent_requests < halved.max_concurrent_requests
+
+
+def test_weights_under_a_quantization_are_those_of_the_quantized_layers() -> None:
+    """Embeddings, heads and encoders keep their size; a node without declared parts is halved, the least."""
+    plugins = Plugins.discover()
+    for model, file, whole, halved in (
+        ("qwen3_omni", "qwen3omni_single_gpu.yaml", 71.1e9, 38.0e9),
+        ("bagel", "bagel_single_gpu.yaml", 29.7e9, 16.6e9),
+        ("orpheus", "orpheus_colocated.yaml", 6.68e9, 3.38e9),
+    ):
+        spec = plugins.model(model)
+        for setting, expected in (("none", whole), ("fp8", halved)):
+            config = configured(spec, file, f"quantization={setting}")
+            plan = plugins.plan(spec, config, ("cuda:0",))
+            needed = weights_on_devices(spec, plan, config)
+            assert needed == pytest.approx(expected, rel=0.005), (model, setting)
+            assert quantized_share(spec, plan, setting) == pytest.approx(expected / whole, rel=0.005)
 
 
 def test_a_rank_is_charged_with_the_weights_of_its_own_nodes() -> None:

@@ -107,12 +107,12 @@ def test_without_a_uuid_the_number_names_the_lock(monkeypatch: pytest.MonkeyPatc
     assert gpu_keys(["cuda:3"], []) == {"cuda:3": "nvidia3"}
 
 
-def test_weights_are_counted_at_their_least_size(tmp_path: Path) -> None:
+def test_weights_are_counted_in_half_precision(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "weights", 1)
-    assert weights_bytes(folder, "none") == GIB and weights_bytes(folder, "fp8") == GIB // 2
+    assert weights_bytes(folder) == GIB
     (folder / "broken.safetensors").write_bytes(b"\xff" * 20)
-    assert weights_bytes(folder, "none") == GIB
-    assert weights_bytes(None, "none") == weights_bytes(tmp_path / "nowhere", "none") == 0
+    assert weights_bytes(folder) == GIB
+    assert weights_bytes(None) == weights_bytes(tmp_path / "nowhere") == 0
 
 
 def test_the_driver_s_answers_are_read() -> None:

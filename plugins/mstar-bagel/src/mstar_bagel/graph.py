@@ -110,6 +110,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         tensor_parallel=True,
         parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),
         weight_bytes=28_340_000_000,
+        quantized_bytes=26_101_000_000,
         doc="text model and denoiser: two experts per layer, joined in attention",
     )
     return _Nodes(

@@ -150,6 +150,7 @@ def _thinker(config: OmniConfig) -> NodeSpec:
         name="Thinker",
         engine=KV_CACHE,
         weight_bytes=61_065_000_000,
+        quantized_bytes=59_794_000_000,
         ports={
             "tokens": "i64[n]",
             "positions": "f32[3,n]",
@@ -180,6 +181,7 @@ def _talker(config: OmniConfig) -> NodeSpec:
         name="Talker",
         engine=KV_CACHE,
         weight_bytes=7_272_000_000,
+        quantized_bytes=6_480_000_000,
         ports={
             "tokens": "i64[n]?",
             "states": f"any[o,n,{config.thinker.width}]?",

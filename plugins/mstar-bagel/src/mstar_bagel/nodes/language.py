@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from mstar_bagel.graph import MARKERS, PASS_TOKENS
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
@@ -26,8 +25,10 @@ from mstar_core.layers.kv_view import PackedView
 from mstar_core.layers.linear import (
     LinearWeight,
     PreparedLayer,
+    QuantizableLayer,
+    concatenate_with_biases,
     elementwise_kernels,
-    join_with_biases,
+    library_gemm,
     project_partial,
     uses_fused_kernels,
     uses_small_m,
@@ -113,7 +114,7 @@ class AttentionExpert:
     output: nn.Linear
     query_norm: RMSNorm
     key_norm: RMSNorm
-    joined: tuple[Tensor, Tensor] | None = None
+    joined: tuple[LinearWeight, Tensor] | None = None
     shard: Shard = WHOLE
 
     def project(self, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,9 +129,9 @@ class AttentionExpert:
         """
         assert self.joined is not None
         weight, bias = self.joined
-        if is_whole or not uses_small_m(x, LinearWeight(weight)):
-            return linear(x, weight, bias)
-        partials = project_partial(x, LinearWeight(weight))
+        if is_whole or not uses_small_m(x, weight):
+            return library_gemm(x, weight, bias)
+        partials = project_partial(x, weight)
         if partials.dim() == 2:
             return partials + bias
         partials[0] += bias
@@ -149,7 +150,7 @@ class AttentionExpert:
         return self.output(mixed) if weight is None else project_partial(mixed, weight)
 
 
-class MixedAttention(PreparedLayer):
+class MixedAttention(PreparedLayer, QuantizableLayer):
     """Self-attention with the projections of two experts. shard: the heads of both are divided among ranks."""
 
     def __init__(self, sizes: Language, layer: int, shard: Shard = WHOLE) -> None:
@@ -166,7 +167,7 @@ class MixedAttention(PreparedLayer):
         self.o_proj, self.o_proj_moe_gen = _twice(lambda: nn.Linear(inner, sizes.width, bias=False))
         self.q_norm, self.q_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
         self.k_norm, self.k_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
-        self._joined: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        self._joined: tuple[tuple[LinearWeight, Tensor], tuple[LinearWeight, Tensor]] | None = None
 
     def slices(self) -> dict[str, Slice]:
         """Return the parts of both experts' weights that this rank holds."""
@@ -187,10 +188,15 @@ class MixedAttention(PreparedLayer):
         if self._joined is None:
             und, gen = self.und, self.gen
             self._joined = (
-                join_with_biases([und.query, und.key, und.value]),
-                join_with_biases([gen.query, gen.key, gen.value]),
+                concatenate_with_biases([und.query, und.key, und.value]),
+                concatenate_with_biases([gen.query, gen.key, gen.value]),
             )
         return True
+
+    def unfuse(self) -> bool:
+        """Drop the joined projections. See PreparedLayer."""
+        joined, self._joined = self._joined, None
+        return joined is not None
 
     @property
     def und(self) -> AttentionExpert:
@@ -340,6 +346,8 @@ class LanguageModel(nn.Module):
 
 class BagelLLM(nn.Module, NodeModule):
     """Text to logits, image vectors to cache, noisy latents to a velocity: one forward, chosen by the ports."""
+
+    rounds_inputs = True
 
     marker_ids: Tensor
 

@@ -99,6 +99,8 @@ class ThinkerDecoder(nn.Module):
 class Thinker(nn.Module):
     """Text, sound and images to logits of text, and to the hidden states that the talker reads."""
 
+    rounds_inputs = True
+
     def __init__(self, config: OmniConfig, shard: Shard = WHOLE) -> None:
         super().__init__()
         sizes = config.thinker
