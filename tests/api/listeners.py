@@ -17,7 +17,7 @@ from typing import Any, Final
 from tests.fakes.paced import SAMPLES, STAMP_BYTES
 
 CHUNK_BYTES: Final = 2 * SAMPLES
-LIMIT_S: Final = 120
+LIMIT_S: Final = 250
 SLOW_BYTES_PER_S: Final = 512
 SLOW_TURN_S: Final = 0.5
 

@@ -24,7 +24,7 @@ from mstar_core.transport import Spin
 from mstar_core.transport.fd_store import FdStore
 
 PROBE_S: Final = 0.05
-START_S: Final = 60
+START_S: Final = 200
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -109,7 +109,7 @@ async def own_api(
     try:
         yield await asyncio.to_thread(OwnApi, process, ours)
         ours.send("stop")
-        await asyncio.to_thread(process.join, 30)
+        await asyncio.to_thread(process.join, 100)
         assert process.exitcode == 0
     finally:
         process.kill()

@@ -19,11 +19,11 @@ async def test_the_port_is_open_at_the_address_of_the_file_and_at_no_other(start
     async with started(speak(1)) as api:
         url = urlsplit(api.url)
         assert url.hostname == "127.0.0.1"
-        with socket.create_connection(("127.0.0.1", url.port or 0), 5):
+        with socket.create_connection(("127.0.0.1", url.port or 0), 60):
             pass
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(
-                ("127.0.0.2", url.port or 0), 5
+                ("127.0.0.2", url.port or 0), 60
             )  # accepted by an api that listens on all addresses
 
 

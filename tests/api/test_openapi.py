@@ -56,7 +56,7 @@ CASES = [(label, GenerationMode.POSITIVE) for label in sorted(OPERATIONS)]
 CASES += [(label, GenerationMode.NEGATIVE) for label in sorted(OPERATIONS) if OPERATIONS[label].body.items]
 
 
-@pytest.mark.timeout(120 + EXAMPLES)
+@pytest.mark.timeout(300 + 10 * EXAMPLES)
 @pytest.mark.filterwarnings("ignore")  # warnings of the generator about inputs it cannot create
 @pytest.mark.parametrize("label, mode", CASES, ids=[f"{mode.value} {label}" for label, mode in CASES])
 def test_no_request_is_answered_by_a_crash_or_against_the_description(

@@ -23,7 +23,8 @@ PATHS = ("/", "/v1/robot/policy")
 @asynccontextmanager
 async def robot(api: Api, path: str = "/", **options: Any) -> AsyncIterator[ClientConnection]:
     """Connect like openpi's client, without compression or size limit, and read the greeting."""
-    async with connect(f"{api.url.replace('http', 'ws')}{path}", compression=None, max_size=None, **options) as socket:
+    options = {"compression": None, "max_size": None, "open_timeout": LIMIT_S, "ping_timeout": None, **options}
+    async with connect(f"{api.url.replace('http', 'ws')}{path}", **options) as socket:
         period = {"period_ms": 100.0} if "period_ms=100" in path else {}
         assert unpacked(await received(socket)) == {**GREETING, **period}
         yield socket

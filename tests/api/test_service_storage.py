@@ -57,7 +57,7 @@ def told(answer: httpx.Response) -> tuple[int, str]:
 
 @pytest.mark.parametrize(("count", "fails"), [(400, False), (1200, True)], ids=["16 MB", "48 MB"])
 async def test_a_slow_client_on_a_full_disk_is_served_from_memory_and_fails_alone_beyond_it(
-    count: int, fails: bool, started: Started
+    count: int, fails: bool, started: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started() as api:
         wanted = np.full(20_000, 7, dtype="<i2").tobytes()
@@ -73,7 +73,9 @@ async def test_a_slow_client_on_a_full_disk_is_served_from_memory_and_fails_alon
                 api.fake.audio(request.handle, 20_000)
                 if number % (count // 10) == 0:
                     api.fake.audio(neighbour.handle, 20_000)
-                    await asyncio.sleep(0.05)  # so that the disk is tried
+                    await asyncio.sleep(0)
+                if number == count * 6 // 10:
+                    await api.until(lambda: "stay in memory" in caplog.text)  # the disk has been tried
             api.fake.finish(neighbour.handle)
             api.fake.finish(request.handle)
             (sound,) = (await other).json()["outputs"]["audio"]

@@ -102,7 +102,8 @@ class Reached(Protocol):
 @asynccontextmanager
 async def conversing(api: Reached, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[RealtimeClient]:
     """Connect, and read the session."""
-    async with connect(f"{api.url.replace('http', 'ws')}{path}", max_size=None, **options) as socket:
+    url = f"{api.url.replace('http', 'ws')}{path}"
+    async with connect(url, max_size=None, open_timeout=LIMIT_S, ping_timeout=None, **options) as socket:
         client = RealtimeClient(socket)
         if "resume" not in path:
             assert (await client.next())["type"] == "session.created"

@@ -180,7 +180,7 @@ async def test_speech_cuts_the_answer_where_the_track_had_been_played_to(started
             await caller.until("input_audio_buffer.speech_started")
             await caller.until("output_audio_buffer.cleared")
             cut = await caller.until("conversation.item.truncated")
-            assert 0 < cut["audio_end_ms"] < 20_000
+            assert 0 < cut["audio_end_ms"] < 60_000
             (session,) = api.process.link.sessions()
             assert session.interrupts == 1
         await api.until(lambda: not len(service_of(api).sessions))

@@ -27,7 +27,7 @@ SECRETS = "/v1/realtime/client_secrets"
 async def refusal(api: Api, path: str = "/v1/realtime", **options: Any) -> tuple[int, dict[str, Any]]:
     """Return the status and the error of a refused handshake."""
     with pytest.raises(InvalidStatus) as caught:
-        async with connect(f"{api.url.replace('http', 'ws')}{path}", **options):
+        async with connect(f"{api.url.replace('http', 'ws')}{path}", open_timeout=LIMIT_S, **options):
             pass
     return caught.value.response.status_code, json.loads(caught.value.response.body)["error"]
 
