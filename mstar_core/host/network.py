@@ -30,6 +30,13 @@ _SIOCGIFCONF: Final = 0x8912
 _IFREQ_BYTES: Final = 40
 _MOST_ADDRESSES: Final = 1024
 
+_OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last port that the kernel gives to outgoing connections, such as 32768 and 60999."""
+
+_PRIVILEGED: Final = 1024
+_TRIED: Final = 6000
+"""Ports below those of outgoing connections that are tried."""
+
 WINDOW_PORTS: Final = 4
 """Ports that an incarnation of a rank chooses its two from: the handshake's and the data's."""
 
@@ -166,10 +173,12 @@ def transfer_engine() -> ModuleType:
 def free_ports(address: str, count: int, ports: tuple[int, int] | None = None) -> list[int]:
     """Return TCP ports that are free at an address now. ports: first and last that may be used; None: any.
 
-    Raises TransportError if there are not enough.
+    Another process may take one before it is used. Raises TransportError if there are not enough.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    choices = [0] * count if ports is None else random.sample(range(ports[0], ports[1] + 1), ports[1] - ports[0] + 1)
+    choices = (
+        _any_ports(count) if ports is None else random.sample(range(ports[0], ports[1] + 1), ports[1] - ports[0] + 1)
+    )
     held: list[socket.socket] = []
     try:
         for port in choices:
@@ -188,3 +197,13 @@ def free_ports(address: str, count: int, ports: tuple[int, int] | None = None) -
     finally:
         for sock in held:
             sock.close()
+
+
+def _any_ports(count: int) -> list[int]:
+    """Return ports to try: first those that no outgoing connection takes, then what the kernel chooses."""
+    try:
+        end = int(_OUTGOING.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        end = 0
+    below = range(max(_PRIVILEGED, end - _TRIED), max(_PRIVILEGED, end))
+    return [*random.sample(below, len(below)), *[0] * count]

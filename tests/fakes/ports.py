@@ -6,8 +6,10 @@ import random
 import socket
 from typing import Final
 
-RANGE: Final = range(20_000, 32_000)
-"""Below the ports that Linux assigns to outgoing connections (32768 to 60999 by default)."""
+RANGE: Final = range(20_000, 26_000)
+"""Below the ports that Linux assigns to outgoing connections (32768 to 60999 by default), and those that gateways and
+hosts choose for themselves.
+"""
 
 TRIES: Final = 1000
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ class ServedModels:
 
     def usage_once(self, is_whole: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the usage once it fulfils a condition; reports take some frames of telemetry."""
-        for _ in range(60):
-            if is_whole(used := self.usage()):
-                return used
-        raise AssertionError(used)
+        end = time.monotonic() + 200
+        while not is_whole(used := self.usage()):
+            assert time.monotonic() < end, used
+        return used
 
     def worker(self) -> int:
         """Return the pid of the gateway's worker."""

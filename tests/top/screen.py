@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from textual.pilot import Pilot
+from textual.worker import WorkerCancelled
 
 from mstar_core.errors import MstarError, NotFound
 from mstar_core.observe.filter import Filter
@@ -151,7 +152,9 @@ class Screen:
         return await self.settled()
 
     async def settled(self) -> str:
-        await self.app.workers.wait_for_complete()
+        while any(not worker.is_finished for worker in self.app.workers):
+            with suppress(WorkerCancelled):  # the app's next query has replaced it
+                await self.app.workers.wait_for_complete()
         self.app.poll()
         await self.pilot.pause()
         return self.text

@@ -22,7 +22,7 @@ TOKEN: Final = re.compile(
     r"|\x1b[()][0-9A-Za-z]|\x1b[=>78cDEM]"
     r"|(?P<control>[\x00-\x1a\x1c-\x1f\x7f])|(?P<text>[^\x00-\x1f\x7f]+)"
 )
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = 120.0
 KEYS: Final = {"down": "\x1b[B", "up": "\x1b[A", "enter": "\r", "escape": "\x1b"}
 
 

@@ -20,7 +20,7 @@ from tests.runtime.deployment import cache_dir
 from tests.top.terminal import Terminal
 
 LONG = ("--param", "max_output_tokens=8000", "--param", "ignore_eos=true")
-WAIT_S = 100.0
+WAIT_S = 250.0
 
 
 def environment(runtime: Path) -> dict[str, str]:

@@ -91,7 +91,7 @@ def run_module(tmp_path: Path, request: pytest.FixtureRequest) -> RunModule:
             f"const STATIC = {json.dumps(STATIC.as_uri())};\n"
             f"const run = async () => {{ {code} }};\nconsole.log(JSON.stringify((await run()) ?? null));\n"
         )
-        ran = subprocess.run([node, str(program)], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run([node, str(program)], capture_output=True, text=True, timeout=250, check=False)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
 

@@ -85,7 +85,8 @@ class Tab:
         self.problems: list[str] = []
         self._ids = itertools.count(1)
         self._stack = ExitStack()
-        opened = connect(address, max_size=1 << 28, compression=None, proxy=None)
+        limits = {"open_timeout": LIMIT_S, "ping_timeout": None}
+        opened = connect(address, max_size=1 << 28, compression=None, proxy=None, **limits)
         self._socket: ClientConnection = self._stack.enter_context(opened)
         self._session: str | None = None
         context = self.call("Target.createBrowserContext")["browserContextId"]

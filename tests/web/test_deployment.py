@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,13 +15,14 @@ import httpx
 import pytest
 
 from mstar_core.api.routes.console import MAX_VIEWS
+from tests.fakes.ports import free_port
 from tests.web.conftest import OpenTab
 from tests.web.test_page import button, check_fits, check_quiet, open_page
 
 pytest.importorskip("mstar_orpheus")
 pytestmark = pytest.mark.browser
 
-START_S = 120.0
+START_S = 250.0
 ROOT = Path(__file__).parents[2]
 SNIPPET = "document.querySelector('.snippet pre').textContent"
 
@@ -31,9 +31,7 @@ SNIPPET = "document.querySelector('.snippet pre').textContent"
 def deployment(browser: str) -> Iterator[str]:
     """The address of a running orpheus:tiny."""
     folder = Path(tempfile.mkdtemp(prefix="mstar-web-"))  # sockets need a short path
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     sources = [str(ROOT), *(str(path) for path in ROOT.glob("plugins/*/src")), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "MSTAR_RUNTIME_DIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sources))}
     mstarctl = [sys.executable, "-m", "mstarctl"]
@@ -84,7 +82,7 @@ def test_snippets_run(language: str, file: str, deployment: str, tab: OpenTab, t
     assert "max_output_tokens" in code
     command = ["bash", "-c", code] if language == "curl" else [sys.executable, "-c", code]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=START_S, check=False)
     assert ran.returncode == 0, f"{code}\n{ran.stderr}"
     assert (tmp_path / file).read_bytes()[:4] == b"RIFF"
     assert (tmp_path / file).stat().st_size > 1000
@@ -92,7 +90,7 @@ def test_snippets_run(language: str, file: str, deployment: str, tab: OpenTab, t
 
 
 def test_one_more_live_view_than_allowed_is_refused(deployment: str) -> None:
-    with ExitStack() as stack, httpx.Client(base_url=deployment, timeout=20) as client:
+    with ExitStack() as stack, httpx.Client(base_url=deployment, timeout=60) as client:
         kept = []  # an iterator that is dropped closes its connection
         for _ in range(MAX_VIEWS):
             answer = stack.enter_context(client.stream("GET", "/console/live"))

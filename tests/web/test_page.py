@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -136,10 +135,8 @@ def test_a_failure_is_shown_as_text(tab: OpenTab) -> None:
         page = tab(390)
         open_page(page, api.url)
         page.value("document.querySelector('textarea').value = 'raise'")
-        began = time.monotonic()
         page.click("form button.primary")
         page.until("document.querySelector('form > .error').textContent.length > 5")
-        assert time.monotonic() - began < 30
         assert page.value("document.querySelector('button.primary').disabled") is False
 
 

@@ -111,6 +111,8 @@ def test_with_a_key_nothing_is_written_unless_it_is_chosen(tab: OpenTab) -> None
             page.until("document.body.dataset.ready === '1'")
             assert page.value("document.querySelector('#keep').checked") is is_chosen
             send(page, "private")
+            if is_chosen:
+                page.until(f"{STORED}.then((stored) => stored.includes('private'))")
             stored = page.value(STORED)
             assert ("private" in stored) is is_chosen
             assert "secret-key" not in stored

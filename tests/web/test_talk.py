@@ -175,7 +175,7 @@ def test_a_model_that_only_speaks_reads_lines_and_refusals_are_shown(tab: OpenTa
         names = page.value(f"{shown}.map(e => e.textContent)")
         assert "Microphone" not in names and "Hold to talk" not in names
         address = f"{api.url.replace('http', 'ws')}/v1/realtime"
-        with connect(address, additional_headers={"X-API-Key": "right"}) as other:
+        with connect(address, additional_headers={"X-API-Key": "right"}, open_timeout=60) as other:
             other.recv()
             write(page, "Hello there.")
             page.until("document.querySelector('#panel-1 .error').textContent.includes('realtime sessions are open')")

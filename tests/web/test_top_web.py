@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.fakes.ports import free_port
 from tests.web.conftest import OpenTab
 from tests.web.devtools import Tab
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "tests" / "top" / "recordings" / "orpheus.mstar.gz"
-START_S = 60.0
+START_S = 200.0
 
 LISTEN = """
 window.received = '';
@@ -50,9 +50,7 @@ window.WebSocket = class extends Plain {
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """The address of a served replay, and the folder that its `top` would write files into."""
     folder = tmp_path_factory.mktemp("top")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mstarctl", "top", "--replay", str(RECORDING), "--web", str(port)]
     known = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with (folder.parent / "top.log").open("wb") as log:
@@ -62,14 +60,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
             yield f"http://127.0.0.1:{port}", folder
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(START_S)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
         try:
-            httpx.get(url, timeout=2)
+            httpx.get(url, timeout=START_S)
         except httpx.TransportError:
             time.sleep(0.1)
         else:
@@ -93,12 +91,12 @@ def test_keys_change_the_screen_and_write_no_files(served: tuple[str, Path], tab
     page.until("document.querySelector('#terminal canvas') !== null")
     first = tmp_path / "first.png"
     page.picture(first)
-    page.until("document.activeElement.className.includes('xterm-helper')", 20)
+    page.until("document.activeElement.className.includes('xterm-helper')")
     for letter in "erp":
         key(page, letter)
     page.value("received = ''")
     key(page, "2")
-    page.until("received.includes('at a time')", 20)
+    page.until("received.includes('at a time')")
     key(page, "?")
     page.until("received.includes('active keys')")
     page.until("received.includes('the graph screen')")

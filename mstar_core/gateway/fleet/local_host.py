@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder, MemoryClaim, gpu_holders
 from mstar_core.host.hardware.memory import memory_facts
-from mstar_core.host.network import LOOPBACK
+from mstar_core.host.network import LOOPBACK, free_ports
 from mstar_core.host.run_dir import RunDirectory
 
 POLL_S: Final = 0.1
@@ -105,7 +104,7 @@ class LocalHost:
         words = ["up", *start_words(entry), "-d"]
         words += ["--memory", need.budget] if need.budget else []
         words += [word for alias in (entry.name, *entry.aliases) for word in ("--alias", alias)]
-        words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_port())]
+        words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_ports(LOOPBACK, 1)[0])]
         old = RunDirectory.of(name).holder() if is_replacement else None
         return CommandStart(name, await _run((*self._command, *words), stdout=asyncio.subprocess.DEVNULL), old)
 
@@ -176,14 +175,6 @@ def start_words(entry: ModelEntry) -> list[str]:
     for key, value in entry.set.items():
         words += ["--set", f"{key}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"]
     return words
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now. Another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def command_error(text: str, title: str) -> StartError:

@@ -49,7 +49,7 @@ async def test_a_large_body_streams_to_the_deployment_while_it_arrives(opened: O
 
     async def body() -> AsyncIterator[bytes]:
         yield b'{"model": "llm", "pad": "' + b"x" * 100_000
-        await asyncio.wait_for(begun.wait(), 10)  # the deployment has the beginning before the client sends the end
+        await asyncio.wait_for(begun.wait(), 60)  # the deployment has the beginning before the client sends the end
         yield b'"}'
 
     status, answer = await gateway.json("POST", "/v1/completions", data=body(), headers=JSON)

@@ -54,7 +54,7 @@ async def test_a_client_that_leaves_ends_the_socket_at_the_deployment(opened: Op
     await socket.receive_str()
     assert gateway.fleet.held["omni"] == 1
     await socket.close()
-    await asyncio.wait_for(gateway.door.idle.wait(), 10)
+    await asyncio.wait_for(gateway.door.idle.wait(), 60)
     assert gateway.fleet.held["omni"] == 0
 
 

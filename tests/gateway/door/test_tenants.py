@@ -68,7 +68,7 @@ class Served:
 
     async def usage(self, requests: int, tokens: int) -> dict[str, dict[str, Any]]:
         """Return the usage by tenant once it has so many requests and generated tokens."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 items = await asyncio.to_thread(usage, self.folder, by=("tenant",))
                 if (sum(i["requests"] for i in items), sum(i["output_tokens"] for i in items)) == (requests, tokens):

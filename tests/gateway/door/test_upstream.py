@@ -70,8 +70,8 @@ async def test_a_client_that_leaves_closes_the_request_at_the_deployment(opened:
     await response.content.readany()
     assert gateway.fleet.held["llm"] == 1
     response.close()
-    await asyncio.wait_for(fake.left.wait(), 10)
-    await asyncio.wait_for(gateway.door.idle.wait(), 10)
+    await asyncio.wait_for(fake.left.wait(), 60)
+    await asyncio.wait_for(gateway.door.idle.wait(), 60)
     assert gateway.fleet.held["llm"] == 0
 
 

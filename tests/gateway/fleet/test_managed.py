@@ -58,7 +58,7 @@ def played(play: Callable[[Stage], Any], *arguments: Any, **fields: Any) -> Stag
         stage = Stage(*arguments, **fields)
         await stage.fleet.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(250):
                 await play(stage)
         finally:
             await stage.fleet.close(is_final=False)

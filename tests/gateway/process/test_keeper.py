@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -37,7 +38,7 @@ class Served:
     def mstarctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command against it."""
         return subprocess.run(
-            [str(MSTARCTL), *words], env=self.environment, capture_output=True, text=True, timeout=90, check=False
+            [str(MSTARCTL), *words], env=self.environment, capture_output=True, text=True, timeout=250, check=False
         )
 
     async def command(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -102,6 +103,16 @@ async def ask(session: aiohttp.ClientSession, served: Served) -> str:
         return str((await response.json())["by"])
 
 
+def kill(pid: int) -> None:
+    """End a process that another one started, and wait until it has ended: it would still accept a connection."""
+    watch = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(watch, signal.SIGKILL)
+        assert select.select([watch], [], [], 60)[0]
+    finally:
+        os.close(watch)
+
+
 async def test_it_is_listed_and_its_socket_is_private(served: Served) -> None:
     head = await asyncio.to_thread(served.head)
     assert (head["name"], head["state"], head["endpoint"]) == ("gateway", "ready", served.url)
@@ -148,7 +159,7 @@ async def test_a_killed_worker_is_started_again_and_connections_wait(
     served: Served, fake: FakeDeployment, session: aiohttp.ClientSession
 ) -> None:
     before = await asyncio.to_thread(served.worker)
-    os.kill(before, signal.SIGKILL)
+    await asyncio.to_thread(kill, before)
     assert await ask(session, served) == "llm"
     after = await asyncio.to_thread(served.worker)
     assert after != before

@@ -74,7 +74,7 @@ def totals(folder: Path) -> dict[str, float]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition that other tasks and the writer's thread bring about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  a thread writes the store
             await asyncio.sleep(0.01)
 
