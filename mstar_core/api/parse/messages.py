@@ -83,7 +83,8 @@ async def read_messages(
 ) -> Conversation:
     """Parse messages and fetch their media. most_files: in place of the limit of a request.
 
-    files: known files in place of the data of `input_audio` parts, by the position of the part.
+    files: known files in place of the data of `input_audio` and the URL of `image_url` parts, by the position of the
+    part.
 
     Raises RequestError, TooLarge, UnsupportedType, BadMedia.
     """
@@ -162,7 +163,8 @@ def _add(
             conversation.texts.append(part.text)
             return "text"
         case ImagePart():
-            reference = MediaReference(field=f"{place}.image_url", modality="image", source=_url(part.image_url))
+            source = files.get(place, _url(part.image_url))
+            reference = MediaReference(field=f"{place}.image_url", modality="image", source=source)
         case VideoPart():
             reference = MediaReference(field=f"{place}.video_url", modality="video", source=_url(part.video_url))
         case AudioUrlPart():

@@ -11,7 +11,7 @@ from mstar_core.api.parse.params import ParsedRequest, RequestParams
 from mstar_core.api.parse.tools import ChatOptions, read_effort, read_tools
 from mstar_core.api.realtime.chat_form import chat_layout
 from mstar_core.api.realtime.history import MOST_ITEMS
-from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, text_of
+from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, PicturePart, text_of
 from mstar_core.api.realtime.settings import RealtimeSettings, TranscriptRules
 from mstar_core.api.routes.chat import chat_call
 from mstar_core.api.routes.fields import openai_parsed
@@ -99,6 +99,9 @@ async def answer_call(
         )
     except RequestError as error:
         raise layout.named(error) from error
+    for part, file in zip(layout.media, call.media, strict=True):
+        if isinstance(part, PicturePart):
+            part.remember(file.data)
     return replace(call, session=session_id, reads_windows=window_s(spec) > 0)
 
 

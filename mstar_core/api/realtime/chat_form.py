@@ -36,12 +36,14 @@ _MESSAGE = re.compile(r"messages\[(?P<number>\d+)\][\w.\[\]]*")
 class ChatLayout:
     """Chat messages, and the id of the item behind each; empty for the instructions.
 
-    files: sounds by the position of their part. They are neither encoded nor copied for a request.
+    files: sounds, and images that were fetched, by the position of their part. They are neither encoded nor copied for
+    a request. media: the parts that are files, in order.
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
+    media: list[HeardPart | PicturePart] = field(default_factory=list)
 
     def named(self, error: RequestError) -> RequestError:
         """Let an error of the chat layer name items in place of messages."""
@@ -64,8 +66,11 @@ class ChatLayout:
             shown = _part(part)
             if shown is None:
                 continue
-            if isinstance(part, HeardPart):
-                self.files[f"messages[{len(self.messages)}].content[{len(content)}]"] = part.file
+            if isinstance(part, HeardPart | PicturePart):
+                self.media.append(part)
+                file = part.file if isinstance(part, HeardPart) else part.fetched
+                if file is not None:
+                    self.files[f"messages[{len(self.messages)}].content[{len(content)}]"] = file
             content.append(shown)
         if content:
             self.add(entry.id, ChatMessage(role=entry.role, content=content))

@@ -17,7 +17,7 @@ from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.realtime.floor import ConversationStatus, Floor
 from mstar_core.api.realtime.history import History, PromptSizes, new_id
-from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart, sounds_of
+from mstar_core.api.realtime.items import Entry, HeardPart, MessageEntry, SpokenPart, size_of, sounds_of
 from mstar_core.api.realtime.reading_ahead import ReadingAhead
 from mstar_core.api.realtime.reports import Reports
 from mstar_core.api.realtime.response import RealtimeResponse, StopReason
@@ -265,7 +265,8 @@ class RealtimeConversation:
     # Items
 
     def create(self, entry: Entry, after: str | None = None) -> None:
-        """Insert an item. Raises RequestError, NotFound."""
+        """Insert an item. Raises RequestError, TooLarge, NotFound."""
+        self._check_size(entry)
         before = self.history.insert(entry, after)
         self._ahead.stop()
         self._reports.item_added(entry, before)
@@ -289,6 +290,17 @@ class RealtimeConversation:
                 hint="delete earlier ones",
                 field="audio",
                 code="media_too_large",
+            )
+
+    def _check_size(self, entry: Entry) -> None:
+        """Raise TooLarge if the conversation would keep more text and images than a request may have."""
+        most = self._exchange.limits.max_body_bytes
+        if size_of(entry) + sum(map(size_of, self.history)) > most:
+            raise TooLarge(
+                f"the items would have more than {most} bytes of text and images",
+                hint="delete earlier ones",
+                field="item",
+                code="body_too_large",
             )
 
     def retrieve(self, item_id: str) -> None:

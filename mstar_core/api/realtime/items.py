@@ -49,9 +49,18 @@ class HeardPart:
 
 @dataclass(slots=True)
 class PicturePart:
-    """Image of the user. url: a `data:` URL, or an address that the deployment may fetch from."""
+    """Image of the user. url: a `data:` URL, or an address that the deployment may fetch from.
+
+    fetched: the file behind an address, once a request has fetched it.
+    """
 
     url: str
+    fetched: bytes | None = None
+
+    def remember(self, file: bytes) -> None:
+        """Keep a file that was fetched, so that later responses see the same image without its host."""
+        if self.url[:5].lower() != "data:":
+            self.fetched = file
 
 
 @dataclass(slots=True)
@@ -113,6 +122,25 @@ def _words(part: ItemPart) -> str:
             return part.transcript or ""
         case PicturePart():
             return ""
+
+
+def size_of(entry: Entry) -> int:
+    """Return the characters of an item's texts and images, without its sound."""
+    match entry:
+        case MessageEntry():
+            return sum(map(_size, entry.parts))
+        case CallEntry():
+            return len(entry.name) + len(entry.arguments)
+        case ResultEntry():
+            return len(entry.output)
+
+
+def _size(part: ItemPart) -> int:
+    match part:
+        case PicturePart():
+            return len(part.url) + len(part.fetched or b"")
+        case WrittenPart() | SpokenPart() | HeardPart():
+            return len(_words(part))
 
 
 def sounds_of(entries: Iterable[Entry]) -> list[HeardPart]:

@@ -6,6 +6,9 @@ import base64
 from dataclasses import replace
 from typing import Any
 
+import httpx
+
+from mstar_core.api.parse.media import Fetcher
 from mstar_core.messages.requests import EndSession, NewRequest
 from tests.api.conftest import Started
 from tests.api.realtime.client import RealtimeClient, conversing, service_of, sound_of
@@ -289,6 +292,41 @@ async def test_an_image_of_an_earlier_item_is_decoded_once(started: Started) -> 
             assert "[image 8x6]" in api.fake.prompt(first)
             assert service_of(api).client_sessions.media.size_bytes > 0
         await api.until(lambda: service_of(api).client_sessions.media.size_bytes == 0)
+
+
+async def test_an_image_behind_an_address_is_fetched_once(started: Started) -> None:
+    paths: list[str] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return httpx.Response(200, stream=httpx.ByteStream(image(8, 6)))
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["93.184.216.34"]
+
+    fetcher = Fetcher(("pictures.example",), 1 << 20, resolve=resolve, transport=httpx.MockTransport(respond))
+    async with started(echo, model=SPEC, fetcher=fetcher) as api, conversing(api) as client:
+        url = "https://pictures.example/a.png"
+        item = await client.say("", content=[{"type": "input_image", "image_url": url}])
+        for _ in range(3):
+            assert (await client.respond(output_modalities=["text"]))["status"] == "completed"
+        assert paths == ["/a.png"] and all("[image 8x6]" in api.fake.prompt(each) for each in api.fake.requests)
+        await client.send("conversation.item.retrieve", item_id=item)
+        shown = (await client.until("conversation.item.retrieved"))["item"]
+        assert shown["content"] == [{"type": "input_image", "image_url": url}]
+
+
+async def test_the_items_have_a_limit_of_bytes(started: Started) -> None:
+    async with started(echo, model=SPEC, max_body_bytes=1024) as api, conversing(api) as client:
+        first = await client.say("a" * 600)
+        text = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b" * 600}]}
+        url = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "c" * 600}]}
+        for item in (text, url):
+            error = await client.refused("conversation.item.create", item=item)
+            assert (error["code"], error["param"]) == ("body_too_large", "item")
+        await client.send("conversation.item.delete", item_id=first)
+        await client.until("conversation.item.deleted")
+        await client.say("b" * 600)
 
 
 async def test_responses_belong_to_the_session_which_ends_with_it(started: Started) -> None:
