@@ -21,7 +21,7 @@ from mstar_core.errors import StartError
 from mstar_core.messages.life import ServiceState
 from mstar_core.messages.requests import NewRequest
 from mstar_core.process.logs import REQUEST_ID
-from tests.api.conftest import Started, running
+from tests.api.conftest import LIMIT_S, Started, running
 from tests.fakes import media
 from tests.fakes.certificates import certificate_in, encrypted
 from tests.fakes.conductor import FakeDeployment, echo, speak
@@ -68,7 +68,7 @@ async def test_with_a_certificate_the_port_speaks_https_alone(started: Started, 
     cert, key = certificate
     async with started(speak(2), tls_cert=cert, tls_key=key) as api:
         url = api.url.replace("http:", "https:")
-        async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=cert)) as client:
+        async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=cert), timeout=LIMIT_S) as client:
             answer = await client.post(f"{url}/v1/audio/speech", json={"input": "hi", "response_format": "pcm"})
             assert (answer.status_code, len(answer.content)) == (200, 2 * 4096)
             picture = {"files": ("a", media.image(200, 150, "BMP"))}

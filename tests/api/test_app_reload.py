@@ -11,7 +11,7 @@ import msgspec
 from mstar_core.config.live import with_live
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Reload
-from tests.api.conftest import Api, Started
+from tests.api.conftest import LIMIT_S, Api, Started
 from tests.api.test_access import GOOD
 from tests.fakes.certificates import certificate_in
 from tests.fakes.conductor import begin, speak
@@ -79,11 +79,13 @@ async def test_new_connections_get_the_new_certificate(started: Started, tmp_pat
     first, second = (certificate_in(tmp_path / name) for name in ("a", "b"))
     async with started(speak(1), tls_cert=str(first[0]), tls_key=str(first[1])) as api:
         url = api.url.replace("http:", "https:")
-        async with httpx.AsyncClient(base_url=url, verify=ssl.create_default_context(cafile=first[0])) as kept:
+        trusted = ssl.create_default_context(cafile=first[0])
+        async with httpx.AsyncClient(base_url=url, verify=trusted, timeout=LIMIT_S) as kept:
             assert (await kept.get("/health")).status_code == 200
             for source, target in zip(second, first, strict=True):
                 target.write_bytes(source.read_bytes())
             await reload(api)
             assert (await kept.get("/health")).status_code == 200, "its connection stays"
-        async with httpx.AsyncClient(base_url=url, verify=ssl.create_default_context(cafile=second[0])) as client:
+        trusted = ssl.create_default_context(cafile=second[0])
+        async with httpx.AsyncClient(base_url=url, verify=trusted, timeout=LIMIT_S) as client:
             assert (await client.get("/health")).status_code == 200

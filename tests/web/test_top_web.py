@@ -112,7 +112,7 @@ def test_keys_change_the_screen_and_write_no_files(served: tuple[str, Path], tab
 
 def test_the_policy_permits_only_the_pages_own_scripts(served: tuple[str, Path], tab: OpenTab) -> None:
     url, _ = served
-    policy = httpx.get(f"{url}/").headers["content-security-policy"]
+    policy = httpx.get(f"{url}/", timeout=START_S).headers["content-security-policy"]
     scripts = policy.partition("script-src")[2].partition(";")[0]
     assert policy.startswith("default-src 'none'")
     assert "'unsafe-inline'" not in scripts and "'unsafe-eval'" not in scripts and "http" not in policy
@@ -124,5 +124,5 @@ def test_the_policy_permits_only_the_pages_own_scripts(served: tuple[str, Path],
         " document.head.append(s); })()"
     )
     assert page.value("window.ran") is None
-    assert httpx.get(f"{url}/", headers={"Host": "evil.example"}).status_code == 403
-    assert httpx.get(f"{url}/ws", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert httpx.get(f"{url}/", headers={"Host": "evil.example"}, timeout=START_S).status_code == 403
+    assert httpx.get(f"{url}/ws", headers={"Origin": "https://evil.example"}, timeout=START_S).status_code == 403

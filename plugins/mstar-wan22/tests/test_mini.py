@@ -64,7 +64,8 @@ def test_a_given_picture_is_moved_on(url: str) -> None:
     file = io.BytesIO()
     picture.save(file, "PNG")
     data = {"text": move.sentence, "output_modalities": "video", "seed": 1, **moves.PARAMS}
-    answer = httpx.post(f"{url}/generate", data=data, files={"files": ("picture.png", file.getvalue(), "image/png")})
+    files = {"files": ("picture.png", file.getvalue(), "image/png")}
+    answer = httpx.post(f"{url}/generate", data=data, files=files, timeout=120)
     events = map(json.loads, answer.raise_for_status().text.splitlines())
     shown = [event["data"] for event in events if event.get("modality") == "video"]
     frames = [np.frombuffer(base64.b64decode(data), np.uint8) for data in shown]

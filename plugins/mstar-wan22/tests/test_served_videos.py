@@ -29,6 +29,7 @@ WAN = Served(
 )
 SMALL = {"num_frames": 9, "num_inference_steps": 4, "seed": 7}
 SIZE = "64x32"
+LIMIT_S = 120.0
 LARGE = "256x128"
 LONG = {"num_inference_steps": 32, "num_frames": 17}
 
@@ -106,25 +107,25 @@ def test_ranges_of_a_file(client: openai.OpenAI, server: Deployment) -> None:
     video = created(client, extra={"num_frames": 1})
     finished(client, video.id)
     url = f"{server.url}/v1/videos/{video.id}/content"
-    whole = httpx.get(url)
+    whole = httpx.get(url, timeout=LIMIT_S)
     size = len(whole.content)
     assert (whole.status_code, whole.headers["accept-ranges"]) == (200, "bytes")
     for asked, start, stop in (("5-9", 5, 10), (f"{size - 3}-", size - 3, size), ("-4", size - 4, size)):
-        part = httpx.get(url, headers={"Range": f"bytes={asked}"})
+        part = httpx.get(url, headers={"Range": f"bytes={asked}"}, timeout=LIMIT_S)
         assert (part.status_code, part.content) == (206, whole.content[start:stop])
         assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
         assert part.headers["content-length"] == str(stop - start)
-    beyond = httpx.get(url, headers={"Range": f"bytes={size}-"})
+    beyond = httpx.get(url, headers={"Range": f"bytes={size}-"}, timeout=LIMIT_S)
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
     assert beyond.json()["error"]["code"] == "range_not_satisfiable"
-    assert httpx.get(url, headers={"Range": "bytes=0-1", "If-Range": '"tag"'}).content == whole.content
+    assert httpx.get(url, headers={"Range": "bytes=0-1", "If-Range": '"tag"'}, timeout=LIMIT_S).content == whole.content
 
 
 def streamed(server: Deployment, text: str, **fields: Any) -> np.ndarray:
     """Return the frames of /generate."""
     body = {"text": text, "output_modalities": ["video"], "width": 64, "height": 32, **SMALL, **fields}
     chunks, counts = [], []
-    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=120) as response:
+    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=LIMIT_S) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             event = json.loads(line)
@@ -143,7 +144,7 @@ def test_a_video_from_an_image(client: openai.OpenAI, server: Deployment) -> Non
     assert finished(client, video.id).status == "completed"
     reference = {"image_url": f"data:image/png;base64,{base64.b64encode(picture).decode()}"}
     body = {"prompt": "a cat walks", "size": SIZE, "input_reference": reference, **SMALL}
-    by_url = httpx.post(f"{server.url}/v1/videos", json=body).raise_for_status().json()["id"]
+    by_url = httpx.post(f"{server.url}/v1/videos", json=body, timeout=LIMIT_S).raise_for_status().json()["id"]
     assert finished(client, by_url).status == "completed"
     assert content(client, video.id) == content(client, by_url)
 
@@ -177,7 +178,7 @@ def test_pages_and_deletion(client: openai.OpenAI) -> None:
 def test_wrong_requests_are_refused_at_once(client: openai.OpenAI, changes: dict[str, Any], field: str) -> None:
     body = {"prompt": "a cat", "size": SIZE, **SMALL, **changes.get("extra", {})}
     body |= {name: value for name, value in changes.items() if name != "extra"}
-    answer = httpx.post(f"{client.base_url}videos", json=body)
+    answer = httpx.post(f"{client.base_url}videos", json=body, timeout=LIMIT_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
 
@@ -222,7 +223,7 @@ def test_a_video_goes_on_after_a_death(
 
 def _steps(server: Deployment) -> float:
     """Return the calls of the solver since the start of the worker."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=LIMIT_S).text.splitlines()
     return next(
         (float(line.split()[-1]) for line in lines if line.startswith('mstar_step_seconds_count{node="solver"')), 0
     )

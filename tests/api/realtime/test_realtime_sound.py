@@ -229,7 +229,7 @@ async def test_silence_behind_an_answer_makes_the_model_speak_again(started: Sta
         await client.respond(output_modalities=["text"])
         await client.until("input_audio_buffer.timeout_triggered")
         await client.until("response.done")
-        assert len(api.fake.requests) == 2
+        assert len(api.fake.requests) >= 2
 
 
 async def test_sound_that_is_much_faster_than_time_is_refused_and_the_rest_is_heard(started: Started) -> None:

@@ -244,6 +244,13 @@ async def test_usage_comes_from_the_reports_of_the_deployment(sockets: Path, clo
         assert totals(sockets) == {"requests": 1, "errors": 0, "unknown": 0, "input_tokens": 10, "output_tokens": 5}
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a gate that closes wait long for reports, as on a busy machine."""
+    monkeypatch.setattr("mstar_core.gateway.tenants.gate.LAST_REPORTS_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_the_last_reports_are_read_before_the_gateway_ends(sockets: Path, clock: Clock) -> None:
     reports = UsageReports()
     async with reports.serve(sockets / "fake.sock"):
@@ -256,6 +263,7 @@ async def test_the_last_reports_are_read_before_the_gateway_ends(sockets: Path, 
         assert totals(sockets)["output_tokens"] == 5
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_gateway_that_ends_waits_for_reports_that_are_on_their_way(sockets: Path, clock: Clock) -> None:
     reports = UsageReports()
     async with reports.serve(sockets / "fake.sock"):
@@ -329,7 +337,7 @@ async def test_a_running_request_is_not_settled(sockets: Path, clock: Clock) -> 
         reports.report("r", handle=1, ended=None)
         clock.now += 100
         await opened.sweep()
-        assert reports.asked == ["r"] and totals(sockets)["unknown"] == 0
+        assert set(reports.asked) == {"r"} and totals(sockets)["unknown"] == 0  # the sweep of each second may ask too
         reports.report("r", handle=1, tokens=9)
         await until(lambda: totals(sockets)["output_tokens"] == 9)
 
