@@ -74,6 +74,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     kind: compute, queue, wait or transfer. node: of the graph, or the edge of a transfer, or a step of the api.
     count: steps, task runs or items. batch: items of the last step. size_bytes: moved by a transfer.
     busy_s: time in the activity; a span of several steps is longer than they are. None: all of it.
+    device_s: of a computation, its steps divided among the jobs of each, so that the spans of all requests add up to
+    the time in steps of the rank; 0 for what runs on no device.
     """
 
     key: int
@@ -88,6 +90,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int = 0
     is_open: bool = False
     busy_s: float | None = None
+    device_s: float = 0.0
 
     @property
     def spent_s(self) -> float:

@@ -205,7 +205,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
     such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
     message: the sentence of the error, as the client got it.
-    audio_s, images, video_s: made; audio_in_s: seconds of audio in its inputs.
+    audio_s, images, video_s: made; audio_in_s: seconds of audio in its inputs. device_s: its share of the time in steps
+    of all ranks that computed for it, of work that has ended.
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     period_ms: of the client's control loop, if the client names it; its answer is due within one period.
     skipped_ticks: ticks without a request since the client's previous one, if the client counts them.
@@ -235,6 +236,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     audio_in_s: float = 0.0
     images: int = 0
     video_s: float = 0.0
+    device_s: float = 0.0
     waited_ms: float = 0.0
     pages: int = 0
     step: int = 0

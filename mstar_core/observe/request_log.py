@@ -41,6 +41,12 @@ HostOf: TypeAlias = Callable[[int], str]
 """Returns the host of a rank, empty for the supervisor's."""
 
 
+RanksOf: TypeAlias = Callable[[int | None, str], int]
+"""Returns the number of ranks that compute a node together with a rank: those of its tensor-parallel group."""
+
+COMPUTE: Final = "compute"
+
+
 def only_here(rank: int) -> str:
     """Place every rank on the supervisor's host."""
     return ""
@@ -48,11 +54,12 @@ def only_here(rank: int) -> str:
 
 @dataclass(slots=True)
 class SpanSum:
-    """Totals of all spans of one kind at one place, dropped spans included. busy_s: see Span."""
+    """Totals of all spans of one kind at one place, dropped spans included. busy_s, device_s: see Span."""
 
     spans: int = 0
     count: int = 0
     busy_s: float = 0.0
+    device_s: float = 0.0
     start: float = 0.0
     end: float = 0.0
     size_bytes: int = 0
@@ -109,6 +116,7 @@ class RequestRecord:
         total.spans += 1
         total.count += span.count
         total.busy_s += span.spent_s
+        total.device_s += span.device_s
         total.start, total.end = min(total.start, span.start), max(total.end, span.end)
         total.size_bytes += span.size_bytes
 
@@ -141,6 +149,11 @@ class RequestRecord:
     def _sums(self, zero: float) -> list[dict[str, Any]]:
         return [_sum(where, total, zero) for where, total in sorted(self.sums.items(), key=lambda i: i[1].start)]
 
+    def device_s(self, ranks_of: RanksOf) -> float:
+        """Return its share of the time in steps of all ranks that computed for it, followers included."""
+        sums = ((child, node, total) for (child, node, _, kind), total in self.sums.items() if kind == COMPUTE)
+        return round(sum(total.device_s * ranks_of(rank_of(child), node) for child, node, total in sums), 6)
+
     def _steps(self) -> RequestNews | None:
         """Return the report with the progress of the step loop.
 
@@ -151,7 +164,14 @@ class RequestRecord:
         is_behind = latest is not None and (latest.step or 0) < (latest.steps or 0)
         return None if is_behind and self.api.state == "finished" else latest
 
-    def request(self, model: str, now: float, age_s: float = 0.0, host_of: HostOf = only_here) -> RequestStatus:
+    def request(
+        self,
+        model: str,
+        now: float,
+        age_s: float = 0.0,
+        host_of: HostOf = only_here,
+        ranks_of: RanksOf = lambda rank, node: 1,
+    ) -> RequestStatus:
         """Return the request as clients see it. now: for the parts of its time, which may be `age_s` old if it runs."""
         api, at = self.api, self.conductor
         ended = self.has_ended
@@ -185,6 +205,7 @@ class RequestRecord:
             audio_in_s=api.audio_in_s or 0.0,
             images=api.images or 0,
             video_s=api.video_s or 0.0,
+            device_s=self.device_s(ranks_of),
             waited_ms=self._queued_ms(now, age_s),
             pages=0 if ended else sum(news.pages or 0 for news in self.workers.values()),
             step=0 if steps is None else steps.step or 0,
@@ -258,6 +279,8 @@ class RequestLog:
             record = self.live.get(handle) or self.ended.get(handle)
             if record is None:
                 record = self.live[handle] = RequestRecord(handle=handle, seen=now)
+            if record.has_ended:
+                self.dirty.add(handle)  # its time on devices has grown
             before = len(record.spans)
             record.add(child, telemetry.incarnation, span)
             if handle in self.ended:
@@ -323,7 +346,12 @@ class RequestLog:
 
     def status(self, record: RequestRecord, now: float, age_s: float = 0.0) -> RequestStatus:
         """See `RequestRecord.request`."""
-        return record.request(self._model, now, age_s, self._host_of)
+        return record.request(self._model, now, age_s, self._host_of, self._ranks_of)
+
+    def _ranks_of(self, rank: int | None, node: str) -> int:
+        nodes = () if self.graph is None else self.graph.nodes
+        groups = (group for each in nodes if each.name == node for group in each.replicas if rank in group)
+        return max(1, len(next(groups, ())))
 
     def take_dirty(self, now: float) -> Iterator[tuple[int, RequestStatus | None]]:
         """Yield the requests that changed since the last call, with None for those that left the view."""

@@ -30,6 +30,7 @@ TITLES: Final = {
     "audio_out_s": "AUDIO OUT s",
     "images": "IMAGES",
     "video_s": "VIDEO s",
+    "device_s": "DEVICE s",
     "running": "RUNNING",
 }
 ALWAYS: Final = ("requests", "errors", "input_tokens", "cached_tokens", "output_tokens")

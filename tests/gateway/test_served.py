@@ -154,7 +154,7 @@ async def test_usage_is_what_the_deployments_report(client: openai.AsyncOpenAI, 
 
     def is_whole(used: dict[str, Any]) -> bool:
         figures = {"llm": "output_tokens", "ears": "audio_in_s", "voice": "audio_out_s", "brush": "images"}
-        return all(used.get(model, {}).get(figure) for model, figure in figures.items())
+        return all(used.get(model, {}).get(figure) and used[model]["device_s"] for model, figure in figures.items())
 
     used = await asyncio.to_thread(served.usage_once, is_whole)
     assert used["llm"]["input_tokens"] >= answer.usage.prompt_tokens

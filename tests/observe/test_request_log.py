@@ -10,7 +10,7 @@ import pytest
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe import request_log
-from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.frames import GraphView, NodeView, RequestStatus
 from mstar_core.observe.parts import Part, parts
 from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SHOWN, SPANS, RequestLog, RequestRecord
 
@@ -179,6 +179,20 @@ def test_an_open_span_is_replaced_and_summed_once() -> None:
     assert [span.end for span in known.spans.values()] == [3.0]
     actual = known.sums["worker-0", "LLM", "decode", "compute"]
     assert (actual.spans, actual.count, actual.busy_s) == (1, 30, 3.0)
+
+
+def test_the_time_on_devices_counts_each_rank_of_a_group_and_grows_after_the_end() -> None:
+    log = RequestLog("m")
+    log.graph = GraphView(
+        nodes=[NodeView(name="LLM", replicas=[[0, 1], [2, 3]]), NodeView(name="codec", replicas=[[4]])]
+    )
+    tell(log, "api", 0.0, Span(1, 7, "compute", "decode image", "", 0.0, 3.0), handle=7, id="r", started=0.0, ended=5.0)
+    tell(log, "worker-2", 0.0, Span(1, 7, "compute", "LLM", "decode", 0.0, 4.0, busy_s=4.0, device_s=1.5))
+    first = shown(log)[7]
+    assert first is not None and first.device_s == 3.0, "two ranks computed; the api has no device"
+    tell(log, "worker-4", 0.0, Span(1, 7, "compute", "codec", "chunk", 4.0, 5.0, busy_s=1.0, device_s=0.25))
+    later = shown(log)[7]
+    assert later is not None and later.device_s == 3.25
 
 
 def test_reports_of_unnamed_requests_are_dropped() -> None:

@@ -159,6 +159,8 @@ def test_no_number_contradicts_another(requests: list[tuple[int, int]], lm: list
         assert trace["request"]["waited_ms"] == near(queue, abs=0.01)
         for node, spent in own.items():
             assert spent <= metrics[node] + 0.1
+    shares_s = sum(mix.trace(handle)["request"]["device_s"] for handle in mix.began)
+    assert 1000 * shares_s == near(sum(metrics.values()), rel=1e-6, abs=0.01), "shares add up to the time in steps"
     for node, spent_ms in metrics.items():
         assert spent_ms <= all_requests[node] + 0.1, "no step is left out"
         if len(requests) == 1:

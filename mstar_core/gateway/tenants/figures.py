@@ -10,7 +10,10 @@ from mstar_core.observe.frames import RequestStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of a request. input_tokens: cached ones included. Fields are columns of the store, in its order."""
+    """Figures of a request. Fields are columns of the store.
+
+    input_tokens: cached ones included. device_s: its share of the time in steps of all ranks that computed for it.
+    """
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -19,6 +22,7 @@ class Figures:
     audio_out_s: float = 0.0
     images: int = 0
     video_s: float = 0.0
+    device_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -70,5 +74,6 @@ def report_of(status: RequestStatus, deployment: str, boot: str) -> UsageReport:
             audio_out_s=status.audio_s,
             images=status.images,
             video_s=status.video_s,
+            device_s=status.device_s,
         ),
     )

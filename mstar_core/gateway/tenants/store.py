@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS usage (
 ) WITHOUT ROWID;
 """
 
-ADDED: Final = {"usage": {"refused": "INTEGER"}}
+ADDED: Final = {"usage": {"refused": "INTEGER", "device_s": "REAL"}, "reports": {"device_s": "REAL"}}
 """Columns by table that older files lack. They have a default, so that an older version can go on writing its rows."""
 
 T = TypeVar("T")
@@ -74,14 +74,15 @@ def opened(folder: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        transact(connection, _prepare)
+        transact(connection, prepare)
     except (OSError, sqlite3.Error) as error:
         hint = "check its owner and the free space; a damaged file can be moved away, and usage begins anew"
         raise ConfigError(f"{path} cannot be opened", str(error), hint, file=str(path)) from error
     return connection
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def prepare(connection: sqlite3.Connection) -> None:
+    """Create what the file lacks. Raises ConfigError for a file of an unknown version."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, VERSION):
         raise ConfigError(

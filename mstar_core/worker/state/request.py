@@ -38,9 +38,10 @@ Feature = tuple[str, tuple[str, ...], bytes]
 
 @dataclass(slots=True)
 class SharedSteps:
-    """Steps of loops that run together. keys: of their jobs. count, busy_s: steps and their durations."""
+    """Steps of loops that run together. keys: of their jobs; jobs: how many. count, busy_s: steps and durations."""
 
     keys: bytes
+    jobs: int = 1
     count: int = 0
     busy_s: float = 0.0
 
@@ -50,7 +51,8 @@ class SpanTotal:
     """Time of one job, or of one node in the loops of a walk.
 
     since: submission. began: start of the first step, 0.0 before it. count: steps, or ended jobs of a node. busy_s: its
-    parts of steps. queued_s: ready, and no step of the request ran on this rank; of a job, before its first step.
+    parts of steps, each in full for every request; device_s: the same divided among the jobs of each step. queued_s:
+    ready, and no step of the request ran on this rank; of a job, before its first step.
     spent_before: the request's time in steps of this rank when the job was submitted.
     shared: steps of a loop that may not be in `count` and `busy_s` yet; shared_count, shared_s: how many of them are.
     """
@@ -61,6 +63,7 @@ class SpanTotal:
     ended: float = 0.0
     count: int = 0
     busy_s: float = 0.0
+    device_s: float = 0.0
     queued_s: float = 0.0
     spent_before: float = 0.0
     shared: SharedSteps | None = None

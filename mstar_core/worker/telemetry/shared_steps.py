@@ -41,7 +41,8 @@ class SharedLoops:
         if keys not in self._latest:
             self._latest.append(keys)
             return
-        steps = SharedSteps(keys)
+        entries = list(entries)
+        steps = SharedSteps(keys, jobs=len(entries))
         for entry in entries:
             if isinstance(entry, LoopJob):
                 self.leave(entry)
@@ -66,6 +67,7 @@ class SharedLoops:
             if steps is not None:
                 spent_s = steps.busy_s - total.shared_s
                 total.busy_s += spent_s
+                total.device_s += spent_s / steps.jobs
                 request.spent_s += spent_s
                 total.count += steps.count - total.shared_count
                 total.shared_count, total.shared_s = steps.count, steps.busy_s

@@ -1,7 +1,7 @@
 """Spans of requests and counters of edges on one rank, for telemetry. No tensors.
 
 Cost model: the end of a job costs a few floats and one small struct, about a microsecond. A step of loops that ran
-together before costs a microsecond, whatever their number; another step costs two lookups and three additions for each
+together before costs a microsecond, whatever their number; another step costs two lookups and four additions for each
 row. The backlog of spans is bounded; the tracer counts those that it drops.
 """
 
@@ -126,9 +126,10 @@ class Tracer:
         began = self._ended - result.duration_s
         known = (under_way.get(key) for key in jobs_of(result))
         entries = [entry for entry in known if entry is not None and not isinstance(entry, MoveJob)]
+        share_s = result.duration_s / max(1, len(entries))
         if len({entry.request.handle for entry in entries}) == len(entries):
             for entry in entries:
-                self._spend(entry, began, result.duration_s)
+                self._spend(entry, began, result.duration_s, share_s)
             if alone is not None:
                 self._shared.note(keys, entries)
             return
@@ -137,14 +138,15 @@ class Tracer:
             if not entry.total.began:
                 self._begins(entry, began)
         for entry in entries:
-            self._spend(entry, began, result.duration_s / jobs[entry.request.handle])
+            self._spend(entry, began, result.duration_s / jobs[entry.request.handle], share_s)
 
-    def _spend(self, entry: Recorded, began: float, part_s: float) -> None:
+    def _spend(self, entry: Recorded, began: float, part_s: float, share_s: float) -> None:
         total, request = entry.total, entry.request
         if not total.began:
             self._begins(entry, began)
         total.count += 1
         total.busy_s += part_s
+        total.device_s += share_s
         request.spent_s += part_s
 
     def task(self, entry: TaskJob | ChunkJob, node: str, *, is_looped: bool) -> None:
@@ -154,7 +156,8 @@ class Tracer:
         if not job_total.began:
             self._begins(entry, self._ended)
         if not is_looped:
-            self._add(request, "compute", node, run, job_total.began, self._ended, busy_s=job_total.busy_s)
+            span = (request, "compute", node, run, job_total.began, self._ended)
+            self._add(*span, busy_s=job_total.busy_s, device_s=job_total.device_s)
             self._queued(entry, node, "queue")
             return
         total = run.totals.get(node)
@@ -164,6 +167,7 @@ class Tracer:
         total.count += 1
         total.ended = self._ended
         total.busy_s += job_total.busy_s
+        total.device_s += job_total.device_s
         total.queued_s += max(0.0, self._ready_s(entry) - job_total.busy_s) if entry.since else 0.0
 
     def loop(self, entry: LoopJob, node: str, done: Done) -> None:
@@ -174,7 +178,7 @@ class Tracer:
         """Record the totals of a walk's loops."""
         for node, total in run.totals.items():
             span = (request, "compute", node, run, total.began, total.ended)
-            self._add(*span, count=total.count, key=total.key, busy_s=total.busy_s)
+            self._add(*span, count=total.count, key=total.key, busy_s=total.busy_s, device_s=total.device_s)
             if total.queued_s >= SHORTEST_S:
                 self._add(request, "queue", node, run, total.since, total.ended, busy_s=total.queued_s)
         run.totals.clear()
@@ -254,6 +258,7 @@ class Tracer:
             self._batch,
             is_open=True,
             busy_s=total.busy_s,
+            device_s=total.device_s,
         )
 
     def _begins(self, entry: Recorded, began: float) -> None:
@@ -275,7 +280,7 @@ class Tracer:
         if not total.began:
             self._begins(entry, self._ended)
         span = (entry.request, "compute", node, entry.run, total.began, self._ended)
-        self._add(*span, count=iterations, key=total.key, busy_s=total.busy_s)
+        self._add(*span, count=iterations, key=total.key, busy_s=total.busy_s, device_s=total.device_s)
         self._queued(entry, node, "queue" if entry.feed is None else "wait")
 
     def _queued(self, entry: Recorded, node: str, between: str) -> None:
@@ -301,13 +306,10 @@ class Tracer:
         count: int = 1,
         key: int = 0,
         busy_s: float | None = None,
+        device_s: float = 0.0,
     ) -> None:
-        walk = run.message.walk
-        self._keep(
-            Span(
-                key or self._next_key(), request.handle, kind, node, walk, start, end, count, self._batch, busy_s=busy_s
-            )
-        )
+        place = (key or self._next_key(), request.handle, kind, node, run.message.walk)
+        self._keep(Span(*place, start, end, count, self._batch, busy_s=busy_s, device_s=device_s))
 
     def _keep(self, span: Span) -> None:
         if len(self._spans) < PENDING:

@@ -19,7 +19,7 @@ from mstar_core.gateway.tenants import books
 from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.figures import COLUMNS, Figures, UsageReport, report_of
-from mstar_core.gateway.tenants.store import SCHEMA, opened, transact
+from mstar_core.gateway.tenants.store import opened, prepare, transact
 from mstar_core.observe.frames import RequestStatus
 
 NOW = 1_000_000.0
@@ -67,11 +67,19 @@ def test_a_report_of_a_deployment_has_its_figures() -> None:
         audio_in_s=2.5,
         images=2,
         video_s=3.5,
+        device_s=0.75,
     )
     made = report_of(status, "d", "boot")
     assert made.id == "boot/7" and made.request == "r"
     assert made.figures == Figures(
-        input_tokens=10, cached_tokens=4, output_tokens=20, audio_in_s=2.5, audio_out_s=1.5, images=2, video_s=3.5
+        input_tokens=10,
+        cached_tokens=4,
+        output_tokens=20,
+        audio_in_s=2.5,
+        audio_out_s=1.5,
+        images=2,
+        video_s=3.5,
+        device_s=0.75,
     )
 
 
@@ -93,7 +101,7 @@ def test_a_later_report_of_the_same_request_adds_its_difference(db: sqlite3.Conn
 @settings(max_examples=30)
 def test_any_order_and_repetition_of_reports_gives_the_same_totals(reads: list[tuple[int, int]]) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(SCHEMA)
+    prepare(db)
     for request in range(6):
         admit(db, f"r{request}")
     last: dict[int, int] = {}

@@ -75,9 +75,11 @@ async def test_requests_without_a_tenant_are_shown_once_there_are_any(tmp_path: 
 def test_a_file_of_an_older_version_gets_its_columns_and_keeps_its_totals(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
-        db.execute("ALTER TABLE usage DROP COLUMN refused")
+        for table, column in (("usage", "refused"), ("usage", "device_s"), ("reports", "device_s")):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         db.execute("INSERT INTO usage (day, tenant, key, model, requests) VALUES (1, 'acme', '', 'm', 5)")
         db.commit()
     assert usage(tmp_path, by=("tenant",))[0]["requests"] == 5, "it is read before a gateway has opened it"
     with closing(opened(tmp_path)) as db:
-        assert db.execute("SELECT requests, refused FROM usage").fetchall() == [(5, 0)]
+        assert db.execute("SELECT requests, refused, device_s FROM usage").fetchall() == [(5, 0, 0.0)]
+        assert db.execute("SELECT device_s FROM reports").fetchall() == []
