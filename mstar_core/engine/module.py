@@ -62,6 +62,9 @@ class NodeModule:
     iteration. A request that goes on after a death takes those of earlier attempts in one pass over many iterations of
     one sequence: the module gets `known`, int64 [T, values of these ports], its stream's items [T], and the state
     before them, [1, ...] each. It returns hidden states and the state after each iteration, [T, ...].
+    packed_ports: (KV) inputs among `row_ports` with one vector per token of a batch item. Captured passes on empty
+    caches get them as one tensor [T, ...]: the tokens of all items in order, each as `item_parts` divides them. Other
+    passes get them by item.
     rounds_inputs: a float8 quantization of its weights may also round the inputs of products of many tokens, one scale
     per token. Such products are bound by arithmetic, which float8 halves; products of few tokens keep their inputs.
     """
@@ -73,7 +76,15 @@ class NodeModule:
     streamed_outputs: Collection[str] = ()
     known_ports: Sequence[str] = ()
     head_ports: Sequence[str] = ()
+    packed_ports: Collection[str] = ()
     rounds_inputs: bool = False
+
+    def item_parts(self, port: str, value: Tensor) -> Sequence[Tensor]:
+        """Return the vectors of all tokens of a batch item, [n, ...] each, in order. port: one of `packed_ports`.
+
+        `Attend.extra` tokens of an item have no vectors in its value; the module gives them here.
+        """
+        return (value,)
 
     def working_bytes(self, tokens: int) -> int:
         """Return the bytes of the largest step besides weights and cache: intermediate values and outputs.

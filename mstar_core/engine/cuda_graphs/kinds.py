@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -50,7 +50,8 @@ class StepFamily(Enum):
 class PortForm:
     """An input of static shape. axis: of its tokens, None if it has one value per batch item. shape: without that axis.
 
-    is_staged: values on the host share the copy of the attention metadata.
+    is_staged: values on the host share the copy of the attention metadata. is_packed: a value is that of a batch item,
+    whose tokens the module gives in parts, see `NodeModule.packed_ports`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class PortForm:
     axis: int | None
     shape: tuple[int, ...]
     is_staged: bool = False
+    is_packed: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -216,18 +218,26 @@ def prompt(planned: PassPlan, *, samples: bool) -> StepKind | None:
     )
 
 
-def prefix(planned: PassPlan) -> StepKind | None:
-    """Return the kind of a whole, unmasked pass on an empty cache with inputs per token; None for any other."""
+def prefix(planned: PassPlan, packed: Collection[str] = ()) -> StepKind | None:
+    """Return the kind of a whole, unmasked pass on an empty cache with inputs per token; None for any other.
+
+    packed: ports of batch items that the module can pack, see `NodeModule.packed_ports`.
+    """
     attend = planned.attend
-    if planned.is_ids or planned.given is not None or planned.per_item or planned.sampling is not None:
+    if planned.is_ids or planned.given is not None or not planned.per_item.issubset(packed):
         return None
-    if attend.mask != "full" or not attend.write or attend.positions != "running":
+    if attend.mask != "full" or not attend.write or planned.sampling is not None or planned.loop is not None:
         return None
     if isinstance(planned.position, float) or not planned.is_whole or planned.iterations > 1 or planned.cached:
         return None
     forms = []
     for name in sorted(planned.ports):
         value = planned.ports[name]
+        if name in planned.per_item:
+            if value.shape[0] + attend.extra != planned.count:
+                return None
+            forms.append(replace(_form(name, value, 0, leads=True, is_staged=False), is_packed=True))
+            continue
         if planned.axes[name] != 0 or value.shape[0] != planned.count:
             return None
         forms.append(_form(name, value, 0, leads=True, is_staged=value.dim() == 1))

@@ -91,6 +91,7 @@ class CapturedPasses:
         self._node = node
         self._cache = cache
         self._samples = node.sampler is not None
+        self._packed = frozenset(node.packed_ports)
         # Kernels of captured passes read no memories: at such a node only decode steps are captured.
         hints = EngineHints() if node.has_memory else spec.hints
         self._loop_items = [items for (items,) in up_to(slots, hints.capture_sizes, [])]
@@ -313,7 +314,7 @@ class CapturedPasses:
     def _new_kind(self, planned: PassPlan) -> StepKind | None:
         kind = kinds.loop_pass(planned) if self._loop_items else None
         if kind is None and self._prefix_tokens:
-            kind = kinds.prefix(planned)
+            kind = kinds.prefix(planned, self._packed)
         if kind is None and self._prompt_tokens:
             kind = kinds.prompt(planned, samples=self._samples)
         return kind

@@ -7,7 +7,7 @@ runs a loop whole, or some of its iterations ahead of the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -55,6 +55,7 @@ class CapturedNode:
 
     pages: most pages of a sequence, of page_size tokens each. sampler: None without sampling. adapters: None in a
     deployment without LoRA adapters; otherwise every step has their kernels. has_memory: decode steps read memories.
+    packed_ports, item_parts: of the module, see NodeModule.
     """
 
     module: KVModule
@@ -65,6 +66,8 @@ class CapturedNode:
     sampler: Sampler | None = None
     adapters: AdapterBank | None = None
     has_memory: bool = False
+    packed_ports: Collection[str] = ()
+    item_parts: Callable[[str, Tensor], Sequence[Tensor]] | None = None
 
     @property
     def draws(self) -> Sampler:
@@ -179,6 +182,10 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         elif form.axis:
             values = [upload(_input(planned, form), target.device) for planned in passes]
             target.copy_(values[0] if len(values) == 1 else torch.cat(values, dim=form.axis))
+        elif form.is_packed:
+            parts = self._node.item_parts
+            assert parts is not None
+            join([part for planned in passes for part in parts(form.name, planned.ports[form.name])], target)
         else:
             join([_input(planned, form) for planned in passes], target)
 

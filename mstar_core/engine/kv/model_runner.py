@@ -29,6 +29,7 @@ from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_masks, packed_ports, packed_positions
+from mstar_core.engine.module import node_module
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS
@@ -156,6 +157,7 @@ class ModelRunner:
             return None
         cache = captures or GraphCache(self._settings.device)
         cache.name, cache.report = spec.name, report
+        offers = node_module(self._module)
         node = CapturedNode(
             module=self._module,
             attention=self._attention,
@@ -165,6 +167,8 @@ class ModelRunner:
             sampler=self.sampler if draws else None,
             adapters=self._settings.adapters,
             has_memory=spec.kv is not None and spec.kv.memory is not None,
+            packed_ports=offers.packed_ports,
+            item_parts=offers.item_parts,
         )
         budget = self._settings.token_budget
         return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, values=self._values)

@@ -174,8 +174,8 @@ class EngineHints:
     """Batch sizes with a CUDA graph, for passes of loops that do not sample. Empty: none are captured."""
 
     capture_tokens: tuple[int, ...] = ()
-    """Numbers of packed tokens with a CUDA graph, for prefixes: passes with a full mask outside loops, of a node that
-    does not sample. Empty: none are captured."""
+    """Numbers of packed tokens with a CUDA graph, for prefixes: whole passes with a full mask outside loops, on empty
+    caches, with inputs per token or in the module's `packed_ports`. Empty: none are captured."""
 
     capture_prompts: tuple[int, ...] = ()
     """Numbers of packed tokens with a CUDA graph, for causal passes outside loops, of any inputs. Empty: none are

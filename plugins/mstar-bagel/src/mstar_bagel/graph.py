@@ -42,6 +42,9 @@ PASS_TOKENS = 3 * (64 * 64 + MARKERS)
 EDIT_TOKENS = 9216
 """Tokens that an edit of a 1024 x 1024 image caches: 4,096 of its latents, 4,900 of its patches, markers and text."""
 
+IMAGE_BUCKETS = (320, 640, 1024, 1408, 2048, 2816)
+"""Tokens of captured passes over images of a prompt: one image of 512 x 512 has 1,371, and the last takes two."""
+
 SAVED_STEPS = 4
 """Steps after which latents are saved: 0.8 s of a guided image of 1024 x 1024, whose latents take 1 MiB."""
 
@@ -70,14 +73,17 @@ class _Nodes:
     combine: NodeSpec
 
 
-def build(sizes: Sizes) -> BagelGraph:
-    """Build the graph: one transformer on up to three cache branches, image encoders, and the image decoder."""
-    nodes = _nodes(sizes)
+def build(sizes: Sizes, *, captures_images: bool = False) -> BagelGraph:
+    """Build the graph: one transformer on up to three cache branches, image encoders, and the image decoder.
+
+    captures_images: capture passes over images that begin a prompt.
+    """
+    nodes = _nodes(sizes, IMAGE_BUCKETS if captures_images else ())
     every = (nodes.llm, nodes.cfg_text, nodes.cfg_img, nodes.vit, nodes.vae_encoder, nodes.vae_decoder, nodes.combine)
     return BagelGraph(nodes=every, walks=_walks(nodes, sizes.ids.end))
 
 
-def _nodes(sizes: Sizes) -> _Nodes:
+def _nodes(sizes: Sizes, image_buckets: tuple[int, ...]) -> _Nodes:
     latents = f"f32[h,w,{sizes.latent_width}]"
     language = sizes.language
     llm = NodeSpec(
@@ -105,7 +111,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         # Images of any size share a forward pass.
         row_ports=("embeds", "latent_embeds", "latents", "velocity", "times"),
         step_ports=("times",),
-        hints=EngineHints(pass_tokens=PASS_TOKENS, capture_sizes=(1, 2, 3, 4)),
+        hints=EngineHints(pass_tokens=PASS_TOKENS, capture_sizes=(1, 2, 3, 4), capture_tokens=image_buckets),
         batch_key=("times",),
         tensor_parallel=True,
         parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),

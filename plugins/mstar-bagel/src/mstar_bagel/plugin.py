@@ -11,6 +11,7 @@ from mstar_bagel.checkpoint.config import ResizeRule, Sizes, read_sizes
 from mstar_bagel.graph import build
 from mstar_bagel.params import Params
 from mstar_bagel.program import bagel
+from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.plugin import (
     PARTIAL_IMAGE,
     Image,
@@ -29,6 +30,9 @@ PLUGIN_API = 1
 REPO = "ByteDance-Seed/BAGEL-7B-MoT"
 WANTED = ("*.json", "merges.txt", "ema.safetensors", "ae.safetensors")
 """Patterns of the repository's files that a deployment reads."""
+
+START_KWARGS = {"capture_images": False}
+"""Keys of model_kwargs, with defaults. capture_images: replay passes over images that begin a prompt as CUDA graphs."""
 
 TEXT = ("text", {"tokens": (12,)})
 SYSTEM = ("system", {"tokens": (60,)})
@@ -167,6 +171,7 @@ def spec(sizes: Sizes) -> ModelSpec:
         bind=bind,
         configs="mstar_bagel:configs",
         default_config="bagel_single_gpu",
+        model_kwargs=START_KWARGS,
         weights={
             "bagel": WeightRef(repo=REPO, files=WANTED),
         },
@@ -184,19 +189,32 @@ def spec(sizes: Sizes) -> ModelSpec:
 
 
 def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """Bind the spec to the sizes and the stop id of the checkpoint in `folder`."""
-    if folder is None:
+    """Bind the spec to the sizes and the stop id of the checkpoint in `folder`. Raises ConfigError for model_kwargs."""
+    kwargs = START_KWARGS | checked(model_kwargs)
+    if folder is None and kwargs == START_KWARGS:
         return model
-    sizes = read_sizes(folder)
-    graph = build(sizes)
+    sizes = Sizes() if folder is None else read_sizes(folder)
+    graph = build(sizes, captures_images=kwargs["capture_images"])
     (partition,) = model.partitions
     return replace(
         model,
         nodes=graph.nodes,
+        model_kwargs=kwargs,
         partitions=(replace(partition, walks=graph.walks),),
         max_seq_len=min(model.max_seq_len, sizes.language.max_positions),
         samples=tuple(_of_size(sample, sizes) for sample in model.samples),
     )
+
+
+def checked(model_kwargs: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the options of a deployment. Raises ConfigError for an unknown one, or a value other than a boolean."""
+    for key, value in model_kwargs.items():
+        if key not in START_KWARGS:
+            hint = did_you_mean(key, START_KWARGS)
+            raise ConfigError(f"unknown model_kwargs key of bagel: {key!r}", hint=hint, key=f"model_kwargs.{key}")
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} is {value!r}", hint="write true or false", key=f"model_kwargs.{key}")
+    return dict(model_kwargs)
 
 
 def _of_size(sample: Sample, sizes: Sizes) -> Sample:

@@ -48,6 +48,9 @@ Part = TypeVar("Part", bound=nn.Module)
 MANY_TOKENS = 64
 """Most tokens of a small-M GEMM. Beyond it projections have no partial sums, and one program per token is faster."""
 
+PACKED_DIMS = 2
+"""Dimensions of features with their markers, of all images; those of a batch of images have one more."""
+
 Normed: TypeAlias = "tuple[Tensor, Tensor]"
 """Hidden states and their norm, [T, width] each."""
 
@@ -348,6 +351,7 @@ class BagelLLM(nn.Module, NodeModule):
     """Text to logits, image vectors to cache, noisy latents to a velocity: one forward, chosen by the ports."""
 
     rounds_inputs = True
+    packed_ports = ("embeds",)
 
     marker_ids: Tensor
 
@@ -377,16 +381,15 @@ class BagelLLM(nn.Module, NodeModule):
         """Run one kind of input.
 
         positions: int64 [T]. tokens: int64 [T] → {"hidden": [T, width]}. embeds: features of each image [n, width] →
-        the same with its markers. latent_embeds: clean latents of each image [n, width] → nothing. latents: float32
-        [h, w, channels] of each image, with times float32 [images, 1, 2] (flow time first) → {"velocity": as latents}.
+        the same with its markers; or both of all images, packed [T, width]. latent_embeds: clean latents of each image
+        [n, width] → nothing. latents: float32 [h, w, channels] of each image, with times float32 [images, 1, 2] (flow
+        time first) → {"velocity": as latents}.
         """
         decoder = self.language_model.model
         if tokens is not None:
             return {"hidden": decoder.text(decoder.embed_tokens(tokens), positions, kv)}
         if embeds is not None:
-            markers = self._markers(1)
-            x = torch.cat([part for image in embeds for part in (image, markers)])
-            return {"hidden": decoder.text(x, positions, kv)}
+            return {"hidden": decoder.text(self._packed(embeds), positions, kv)}
         if latent_embeds is not None:
             packing, markers = Packing(tuple(len(image) for image in latent_embeds)), self._markers(len(latent_embeds))
             # The encoder is float32 in every deployment.
@@ -394,6 +397,10 @@ class BagelLLM(nn.Module, NodeModule):
             return {}
         assert latents is not None and times is not None
         return self._velocity(latents, times, positions, kv)
+
+    def item_parts(self, port: str, value: Tensor) -> Sequence[Tensor]:
+        """See NodeModule: the features of an image [n, width], then its markers."""
+        return value, self._markers(1)
 
     def working_bytes(self, tokens: int) -> int:
         """See NodeModule: gate, up and inner values of the MLP, and a dozen tensors of hidden states."""
@@ -414,6 +421,12 @@ class BagelLLM(nn.Module, NodeModule):
             for image, moment in zip(latents, moments, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _packed(self, embeds: Tensor | Sequence[Tensor]) -> Tensor:
+        """Return features and markers of all images, [T, width]. embeds: packed already, or by image."""
+        if isinstance(embeds, torch.Tensor) and embeds.dim() == PACKED_DIMS:
+            return embeds
+        return torch.cat([part for image in embeds for part in self.item_parts("embeds", image)])
 
     def _velocity(
         self, latents: Tensor | Sequence[Tensor], times: Tensor, positions: Tensor, kv: KVView
