@@ -58,6 +58,8 @@ class Metrics:
         self.queue_depth = metric(Gauge, "mstar_queue_depth")
         self.pool_busy = metric(Gauge, "mstar_pool_busy")
         self.sessions = metric(Gauge, "mstar_sessions")
+        self.session_media_bytes = metric(Gauge, "mstar_session_media_bytes")
+        self.session_images = metric(Counter, "mstar_session_images")
 
     def count_tokens(self, usage: Mapping[str, Any]) -> None:
         """Count the tokens of a finished request."""

@@ -311,6 +311,8 @@ class Service:
         metrics.pool_busy.set_function(lambda: self.pool.busy)
         metrics.realtime_sessions.set_function(lambda: len(self.sessions))
         metrics.sessions.set_function(lambda: len(self.client_sessions))
+        metrics.session_media_bytes.set_function(lambda: self.client_sessions.media.size_bytes)
+        self.client_sessions.media.on_read = lambda how, count: metrics.session_images.labels(how).inc(count)
 
     def reconfigure(self, deployment: DeploymentSpec) -> None:
         """Take a deployment with other keys or limits. Requests in flight and in the queue stay."""

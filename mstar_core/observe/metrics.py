@@ -112,6 +112,13 @@ _ALL: Final = (
     _api("gauge", "mstar_queue_depth", "Requests that wait for a slot."),
     _api("gauge", "mstar_pool_busy", "Preprocessing processes that are busy."),
     _api("gauge", "mstar_sessions", "Sessions of clients that have not ended."),
+    _api("gauge", "mstar_session_media_bytes", "Bytes of decoded images that sessions keep."),
+    _api(
+        "counter",
+        "mstar_session_images",
+        "Images of requests of sessions: kept from an earlier one, or decoded.",
+        "how",
+    ),
     _both("gauge", "mstar_component_up", "1 if a process of the deployment is up, else 0.", "component"),
     _both("counter", "mstar_restarts", "Restarts of processes."),
     _both("counter", "mstar_transport_bytes", "Bytes of tensors that a process sent to others.", "component"),

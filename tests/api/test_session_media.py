@@ -144,6 +144,10 @@ async def test_the_second_chat_of_a_session_decodes_only_new_images(started: Sta
         assert again.facts == {"decoded": 1}
         assert api.fake.prompt(again) == api.fake.prompt(alone)
         assert (await ask(api, first, second, session_id="s")).facts == {"decoded": 0}
+        metrics = (await api.client.get("/metrics")).text
+        assert 'mstar_session_images_total{how="kept"} 3.0' in metrics
+        assert 'mstar_session_images_total{how="decoded"} 2.0' in metrics
+        assert "mstar_session_media_bytes 32.0" in metrics  # two sizes, of two numbers each
         assert (await api.client.delete("/v1/sessions/s")).status_code == 200
         assert (await ask(api, first, session_id="s")).facts == {"decoded": 1}
 

@@ -13,7 +13,7 @@ from mstar_core.api.errors import Forbidden, Unauthorized
 from mstar_core.config.resolved import ApiConfig
 
 METHODS: Final = "GET, POST, DELETE, OPTIONS"
-EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
+EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After, Location"
 ASKABLE: Final = (
     "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, X-Period-Ms, X-Skipped-Ticks, X-Mstar-Detach, "
     "Last-Event-ID, traceparent"

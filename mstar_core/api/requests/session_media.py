@@ -31,6 +31,7 @@ class SessionMedia:
     def __init__(self, most_bytes: int, is_open: Callable[[str], bool]) -> None:
         """is_open: whether a session has not ended; a request may end after its session."""
         self.size_bytes = 0
+        self.on_read: Callable[[str, int], object] = lambda how, count: None  # `kept` or `decoded`, and how many
         self._most_bytes = most_bytes
         self._is_open = is_open
         self._entries: OrderedDict[Place, KeptMedia] = OrderedDict()
@@ -49,6 +50,9 @@ class SessionMedia:
         for number, kept in inputs.kept.items():
             if number in places:
                 self._keep(places[number], kept)
+        used = sum(media[number].kept is not None and number not in inputs.kept for number in numbers)
+        self.on_read("kept", used)
+        self.on_read("decoded", len(numbers) - used)
         return replace(inputs, kept={})
 
     def end(self, session: str) -> None:

@@ -323,3 +323,15 @@ def test_the_next_turn_of_a_session_reads_only_what_is_new(client: openai.OpenAI
         known = usage.prompt_tokens + usage.completion_tokens - 1
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
     assert known > 120
+
+
+def test_an_image_that_a_session_keeps_gives_the_same_answer(client: openai.OpenAI, server: Deployment) -> None:
+    text, sound = heard(speak(client, QUESTIONS["image"]))
+    for count in range(3):
+        answer = speak(client, QUESTIONS["image"], extra_body={**LIMITS, "session_id": "look"})
+        again, other = heard(answer)
+        assert again == text and np.array_equal(other, sound)
+        metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+        assert 'mstar_session_images_total{how="decoded"} 1.0' in metrics
+        assert not count or f'mstar_session_images_total{{how="kept"}} {count}.0' in metrics
+    server.assert_clean()

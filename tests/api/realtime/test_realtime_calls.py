@@ -195,6 +195,13 @@ async def test_a_call_ends_by_its_id(started: Started) -> None:
         assert caller.channel is not None
 
 
+async def test_a_page_of_another_origin_reads_the_name_of_its_call(started: Started) -> None:
+    origin = "https://app.example"
+    async with started(tone, model=SPEC, cors_origins=(origin,)) as api:
+        answer = await api.client.post(PATH, content="x", headers={"Origin": origin, "Content-Type": "application/sdp"})
+        assert "Location" in answer.headers["access-control-expose-headers"].split(", ")
+
+
 async def test_a_call_whose_client_does_not_connect_ends() -> None:
     caller, call = Caller(), RealtimeCall(lambda: RealtimeSettings(output="audio"), open_s=0.01)
     try:
