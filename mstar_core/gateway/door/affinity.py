@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mstar_core.gateway.door.headers import SECRET
+from mstar_core.gateway.door.kept_ids import KeptIds, KeptOwner
 from mstar_core.gateway.parts import Replica
 
 MOST_OWNERS: Final = 65_536
@@ -31,16 +33,28 @@ class IdOwner:
 
 @dataclass(slots=True)
 class Affinity:
-    """Bounded memory of owners and prefixes: the least recently used are forgotten. Owned by the door."""
+    """Bounded memory of owners and prefixes: the least recently used are forgotten. Owned by the door.
 
+    kept: file of the owners, which survives the worker; None without one.
+    """
+
+    kept: KeptIds | None = None
     owners: OrderedDict[str, IdOwner] = field(default_factory=OrderedDict)
     prefixes: OrderedDict[bytes, str] = field(default_factory=OrderedDict)
 
-    def note(self, made: Iterable[str], owner: IdOwner) -> None:
-        """Remember who made ids."""
+    def note(self, made: Iterable[str], owner: IdOwner, *, is_kept: bool = True) -> None:
+        """Remember who made ids. is_kept: also over a restart; not the ids of requests, which end before long.
+
+        A client secret is never written to a file, and neither is the key that it stands for.
+        """
         for name in made:
-            self.owners[name] = owner
-            self.owners.move_to_end(name)
+            if is_kept and self.kept is not None and self.owners.get(name) != owner and not name.startswith(SECRET):
+                self.kept.write(name, KeptOwner(owner.model, owner.deployment, owner.tenant))
+            self._remember(name, owner)
+
+    def _remember(self, name: str, owner: IdOwner) -> None:
+        self.owners[name] = owner
+        self.owners.move_to_end(name)
         while len(self.owners) > MOST_OWNERS:
             self.owners.popitem(last=False)
 
@@ -49,7 +63,13 @@ class Affinity:
         owner = self.owners.get(name)
         if owner is not None:
             self.owners.move_to_end(name)
-        return owner
+            return owner
+        kept = None if self.kept is None or name.startswith(SECRET) else self.kept.find(name)
+        if kept is None:
+            return None
+        found = IdOwner(kept.model, kept.deployment, None, kept.tenant)
+        self._remember(name, found)
+        return found
 
     def note_prefix(self, model: str, prompt: bytes, deployment: str) -> None:
         """Remember which replica has read a prompt."""

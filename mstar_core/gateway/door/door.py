@@ -100,11 +100,13 @@ class Door:
         self.idle.set()
 
     async def close(self) -> None:
-        """Close the connections to deployments."""
+        """Close the connections to deployments, and the file of ids."""
         if self._poll is not None:
             self._poll.cancel()
             await asyncio.gather(self._poll, return_exceptions=True)
         await self.session.close()
+        if self.affinity.kept is not None:
+            await self.affinity.kept.close()
 
     def take(self, serve: ServeFile) -> None:
         """Take over changed limits."""
@@ -176,9 +178,9 @@ class Door:
         key = owner.key if owner is not None and is_secret(ask.key) else ask.key
         tenant = None if owner is None else owner.tenant
         if name is None:
-            if owner is not None:
+            if owner is not None and self._is_served(owner):
                 return Target(model=owner.model, sticky=owner.deployment, key=key, owner=tenant)
-            return Target(model=await self._default(ask, key), key=key)
+            return Target(model=await self._default(ask, key), key=key, owner=tenant)
         model, names = await self._resolve(name), self._names(key)
         if model is None or model not in names:
             raise unknown_model(name, names)
@@ -204,6 +206,14 @@ class Door:
         )
         voice = ask.parts.id if ask.parts.path.startswith(f"{VOICES}/") else facts.voice
         return owner if owner is not None or not voice else self.affinity.owner(voice_key(key, voice))
+
+    def _is_served(self, owner: IdOwner) -> bool:
+        """Return whether the model of an id is still served under its name."""
+        return self.fleet.resolve(owner.model) == owner.model
+
+    def _is_searched(self, owner: IdOwner | None) -> bool:
+        """Return whether an id is looked for at all replicas. One of a tenant whose model is gone is not."""
+        return owner is None or not self.gate.takes_keys and not self._is_served(owner)
 
     async def _resolve(self, name: str) -> str | None:
         """Return the model of a name: of the fleet, or of a deployment's cards, which list adapters too."""
@@ -233,7 +243,7 @@ class Door:
         is_named = self._named(ask) is not None
         if not ask.is_upgrade:
             await ask.look(self.held, needs_model=not is_named and len(self.fleet.models()) > 1)
-        if ask.parts.id and not is_named and self._owner(ask) is None:
+        if ask.parts.id and not is_named and self._is_searched(self._owner(ask)):
             found = await self._searched(ask)
             if found is not None:
                 return found
@@ -412,7 +422,7 @@ class Door:
         owner = IdOwner(replica.model, replica.deployment, ask.key, tenant)
         if ask.parts.path in MAKERS:
             self.affinity.note(made_ids(ask.parts.path, piece, response.headers.get("Location", ""), ask.key), owner)
-        self.affinity.note([ask.facts.request_id or ask.request_id], owner)
+        self.affinity.note([ask.facts.request_id or ask.request_id], owner, is_kept=False)
 
 
 def is_secret(key: str | None) -> bool:

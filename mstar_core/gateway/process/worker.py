@@ -21,12 +21,15 @@ from aiohttp import web
 
 from mstar_core.errors import ConfigError, MstarError
 from mstar_core.gateway.assembly import make_fleet, make_gate
+from mstar_core.gateway.door.affinity import Affinity
 from mstar_core.gateway.door.door import Door
+from mstar_core.gateway.door.kept_ids import KeptIds
 from mstar_core.gateway.parts import Fleet, Gate
 from mstar_core.gateway.process.admin import AdminRoutes
 from mstar_core.gateway.process.keeper import HANDOVER, READY, spec_file
 from mstar_core.gateway.process.spec import GatewaySpec
 from mstar_core.gateway.serve_file import ServeFile, load_serve_file
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.host.private_files import write_private
 from mstar_core.process.logs import start_logging
 from mstar_core.process.system import end_imports, keep_start
@@ -104,7 +107,8 @@ class GatewayWorker:
         self.grace_s = serve.drain_timeout_s
         state_dir = Path(self.spec.state_dir)
         self.fleet, self.gate = make_fleet(serve, state_dir), make_gate(serve, state_dir)
-        self.door = Door(self.fleet, self.gate, serve)
+        kept = await asyncio.to_thread(KeptIds.opened, gateway_folder())
+        self.door = Door(self.fleet, self.gate, serve, affinity=Affinity(kept))
         self.tls = tls_context(serve)
         await self.gate.start()
         await self.fleet.start()
