@@ -38,7 +38,7 @@ class Exclusion:
 class SuiteResult:
     """Result of one suite. version: of the program that no one here wrote. stale: exclusions that nothing needs.
 
-    commit: of this project.
+    commit: of this project. is_through_gateway: whether a gateway stood between the program and the server.
     """
 
     suite: str
@@ -48,6 +48,12 @@ class SuiteResult:
     reasons: tuple[tuple[str, int], ...]
     stale: tuple[str, ...]
     commit: str = ""
+    is_through_gateway: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, bool]:
+        """What a later result of the same suite replaces."""
+        return self.suite, self.server, self.is_through_gateway
 
     def count(self, verdict: Verdict) -> int:
         return sum(outcome.verdict == verdict for outcome in self.outcomes)

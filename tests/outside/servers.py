@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,7 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Literal
+from urllib.request import urlopen
 
 from tests.outside.environment import FOLDER, ROOT
 
@@ -17,31 +21,51 @@ EMBEDDING = "llm (embedding)"
 """A checkpoint of `llm:tiny` in the layout of embedding models."""
 
 
-class Servers:
-    """Running deployments by model name. Each is started at first use and ends with the context."""
+Named = Literal["", "name", "path"]
+"""How a program's requests name their model to a gateway: not at all, in the field `model`, or in the path."""
 
-    def __init__(self) -> None:
+SEEN_S = 60.0
+"""Time in which a gateway finds a deployment that is ready."""
+
+
+class Servers:
+    """Running deployments by model name. Each is started at first use and ends with the context.
+
+    has_gateway: whether one gateway stands in front of all of them.
+    """
+
+    def __init__(self, has_gateway: bool = False) -> None:
+        self.has_gateway = has_gateway
+        self._gateway = ""
         self._runtime = ""
         self._ports: dict[str, int] = {}
         self._names: dict[str, str] = {}
 
     def __enter__(self) -> Servers:
         self._runtime = tempfile.mkdtemp(prefix="mstar-outside-")
+        if self.has_gateway:
+            port = _free_port()
+            self.command("serve", "--detach", "--port", str(port), check=True)
+            self._gateway = f"http://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *error: object) -> None:
         for name in self._names.values():
             self.command("down", name)
+        if self._gateway:
+            self.command("serve", "down")
         shutil.rmtree(self._runtime, ignore_errors=True)
 
-    def url(self, model: str) -> str:
+    def url(self, model: str, named: Named = "") -> str:
         """Return the address of a deployment of `model`, such as `orpheus:mini`, that answers to every model name.
 
-        model: may be EMBEDDING too.
+        model: may be EMBEDDING too. named: how the requests name it to a gateway, if there is one.
         """
         if model not in self._ports:
             self._start(model)
-        return f"http://127.0.0.1:{self._ports[model]}"
+        if not self._gateway:
+            return f"http://127.0.0.1:{self._ports[model]}"
+        return self._gateway + (f"/m/{self._names[model]}" if named == "path" else "")
 
     def name(self, model: str) -> str:
         """Return the name of the deployment of a model."""
@@ -69,6 +93,18 @@ class Servers:
         weights = ("llm", "--weights", str(embedding_folder())) if model == EMBEDDING else (model,)
         self.command("up", *weights, *options, check=True)
         self._ports[model], self._names[model] = port, name
+        if self._gateway:
+            self._wait_seen(name)
+
+    def _wait_seen(self, name: str) -> None:
+        """Wait until the gateway serves the deployment. Raises TimeoutError."""
+        end = time.monotonic() + SEEN_S
+        while time.monotonic() < end:
+            with urlopen(f"{self._gateway}/v1/models") as answer:
+                if name in {card["id"] for card in json.load(answer)["data"]}:
+                    return
+            time.sleep(0.2)
+        raise TimeoutError(f"the gateway has not found {name} in {SEEN_S:.0f} s")
 
 
 def tiny_folder() -> Path:

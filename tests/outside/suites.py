@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import mstar_qwen3omni
 from mstar_qwen3omni.world import ANSWERS
+from mstar_wan22.moves import first_picture
 from mstar_whisper.sample_inputs import SENTENCE
 from tests.outside.environment import FOLDER, Environment, node_environment, python_environment, source_of, wheel_of
 from tests.outside.loads import AIPERF, GUIDELLM, aiperf, compared, guidellm
 from tests.outside.outcomes import Outcome
 from tests.outside.runs import junit_outcomes, program_outcomes, pytest_outcomes
-from tests.outside.servers import EMBEDDING, Servers
+from tests.outside.servers import EMBEDDING, Named, Servers
 
 PROGRAMS = Path(__file__).with_name("programs")
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
@@ -34,6 +36,7 @@ TEXT, MINI, BAGEL, OMNI_MODEL, ORPHEUS, PI05, VJEPA2, WHISPER = (
     "vjepa2_ac:mini",
     "whisper:mini",
 )
+TTS, WAN = "qwen3_tts:mini", "wan22:mini"
 PIPECAT, LIVEKIT = "1.14.0", "1.8.9"
 QUESTION = Path(mstar_qwen3omni.__file__).with_name("checkpoint") / "mini" / "seven.wav"
 RECOGNIZER = ("pocketsphinx>=5,<6", "soxr>=1,<2", "numpy>=2,<3")
@@ -56,12 +59,16 @@ FEWEST_CASES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A program and the miniature that it runs against. Names of exclusions are those of suites."""
+    """A program and the miniature that it runs against. Names of exclusions are those of suites.
+
+    gateway: how its requests name their model to a gateway; empty if it does not run through one.
+    """
 
     name: str
     version: str
     server: str
     run: Callable[[str, str], list[Outcome]]
+    gateway: Named = "name"
 
 
 def suites(servers: Servers) -> list[Suite]:
@@ -71,8 +78,11 @@ def suites(servers: Servers) -> list[Suite]:
         _openai("embeddings", EMBEDDING, ("tests/api_resources/test_embeddings.py",)),
         _openai("images", BAGEL, ("tests/api_resources/test_images.py",)),
         _openai("speech, transcription", OMNI_MODEL, OPENAI_AUDIO_TESTS),
+        _openai("speech", TTS, OPENAI_AUDIO_TESTS[:1]),
+        _openai("videos", WAN, ("tests/api_resources/test_videos.py",)),
         Suite("openai (formats of transcripts)", OPENAI, WHISPER, _whisper),
-        *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis(most)) for model, most in MODELS.items()),
+        Suite("openai (life of a video)", OPENAI, WAN, _videos),
+        *(Suite("schemathesis", SCHEMATHESIS, model, _schemathesis(most), "path") for model, most in MODELS.items()),
         Suite("langchain-tests", f"{LANGCHAIN} (langchain-openai {LANGCHAIN_OPENAI})", MINI, _langchain),
         Suite("openai-agents", AGENTS, MINI, _agents),
         *(
@@ -84,9 +94,9 @@ def suites(servers: Servers) -> list[Suite]:
             Suite("openai (JavaScript)", OPENAI_NODE, model, _node(kinds, voice))
             for model, kinds, voice in CLIENT_CASES
         ),
-        Suite("guidellm", GUIDELLM, TEXT, compared(guidellm)),
-        Suite("aiperf", AIPERF, TEXT, compared(aiperf)),
-        Suite("openpi-client", OPENPI, PI05, _openpi),
+        Suite("guidellm", GUIDELLM, TEXT, compared(guidellm), ""),
+        Suite("aiperf", AIPERF, TEXT, compared(aiperf), ""),
+        Suite("openpi-client", OPENPI, PI05, _openpi, ""),  # names no model: it connects to a host and a port alone
         *(
             Suite("vllm-omni's audio_continuity", OMNI, model, _continuity(voice, text))
             for model, voice, text in (
@@ -97,7 +107,7 @@ def suites(servers: Servers) -> list[Suite]:
     ]
 
 
-MODELS = {TEXT: 40, BAGEL: 60, OMNI_MODEL: 40, ORPHEUS: 250, PI05: 250, VJEPA2: 250}
+MODELS = {TEXT: 40, BAGEL: 60, OMNI_MODEL: 40, ORPHEUS: 250, PI05: 250, VJEPA2: 250, WHISPER: 150, TTS: 150, WAN: 100}
 """Generated requests to each route, beside those of the schema's edges. Models with more routes need fewer."""
 
 OPENAI_TEXT_TESTS = tuple(
@@ -110,6 +120,7 @@ CLIENT_CASES = (
     (BAGEL, "chat,image", ""),
     (OMNI_MODEL, "chat,speech,transcription", "ethan"),
     (ORPHEUS, "speech", "tara"),
+    (TTS, "speech", "vivian"),
 )
 
 
@@ -121,7 +132,7 @@ def _openai(part: str, model: str, tests: tuple[str, ...]) -> Suite:
         options = ("-o", "addopts=--tb=line", "-n", "2")
         return pytest_outcomes(environment.python, tests, source, {"TEST_API_BASE_URL": f"{url}/v1"}, options)
 
-    return Suite(f"openai ({part})", OPENAI, model, run)
+    return Suite(f"openai ({part})", OPENAI, model, run, "path")  # its bodies name models of the service
 
 
 def _schemathesis(examples: int) -> Callable[[str, str], list[Outcome]]:
@@ -170,10 +181,17 @@ def _agents(url: str, name: str) -> list[Outcome]:
 
 
 def _whisper(url: str, name: str) -> list[Outcome]:
-    environment = python_environment("whisper", (f"openai=={OPENAI}",))
+    environment = python_environment("openai-alone", (f"openai=={OPENAI}",))
     said = SENTENCE.with_suffix(".txt").read_text(encoding="utf-8")
     variables = {"BASE_URL": f"{url}/v1", "MODEL": name, "SOUND": str(SENTENCE), "SENTENCE": said}
     return _driver(environment, "openai_whisper_driver.py", variables)
+
+
+def _videos(url: str, name: str) -> list[Outcome]:
+    environment = python_environment("openai-alone", (f"openai=={OPENAI}",))
+    variables = {"BASE_URL": f"{url}/v1", "MODEL": name, "PROMPT": "a red circle moves right"}
+    image = base64.b64encode(first_picture()).decode()
+    return _driver(environment, "openai_video_driver.py", {**variables, "IMAGE": image})
 
 
 def _realtime(name: str, needs: tuple[str, ...]) -> Callable[[str, str], list[Outcome]]:

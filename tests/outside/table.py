@@ -23,14 +23,18 @@ def markdown(results: Sequence[SuiteResult]) -> str:
     lines = ["| suite | version | against | passed | failed | skipped | excluded |", "|---|---|---|---|---|---|---|"]
     for result in results:
         counts = " | ".join(str(result.count(verdict)) for verdict in ("passed", "failed", "skipped", "excluded"))
-        lines.append(f"| {result.suite} | {result.version} | `{result.server}` | {counts} |")
+        lines.append(f"| {result.suite} | {result.version} | {_server(result)} | {counts} |")
     excluded = [result for result in results if result.reasons]
     if excluded:
         lines += ["", "Excluded:", ""]
         for result in excluded:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in result.reasons)
-            lines.append(f"- {result.suite}, `{result.server}`: {reasons}.")
+            lines.append(f"- {result.suite}, {_server(result)}: {reasons}.")
     return "\n".join(lines)
+
+
+def _server(result: SuiteResult) -> str:
+    return f"`{result.server}`" + (" behind a gateway" if result.is_through_gateway else "")
 
 
 def write_page(results: Sequence[SuiteResult]) -> None:
@@ -46,7 +50,7 @@ def write_page(results: Sequence[SuiteResult]) -> None:
 def save(results: Sequence[SuiteResult], path: Path) -> None:
     """Write outcomes as JSON, with the environment. Results of other suites in the file stay."""
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    kept = {(result.suite, result.server): result for result in [*read_saved(path), *results]}
+    kept = {result.key: result for result in [*read_saved(path), *results]}
     path.parent.mkdir(parents=True, exist_ok=True)
     suites = [asdict(result) for result in kept.values()]
     saved = json.dumps({"environment": machine, "suites": suites}, separators=(",", ":"))
