@@ -52,7 +52,7 @@ class SuiteResult:
 
     @property
     def key(self) -> tuple[str, str, bool]:
-        """What a later result of the same suite replaces."""
+        """Identity of the result: a later one with the same replaces it."""
         return self.suite, self.server, self.is_through_gateway
 
     def count(self, verdict: Verdict) -> int:

@@ -22,7 +22,7 @@ EMBEDDING = "llm (embedding)"
 
 
 Named = Literal["", "name", "path"]
-"""How a program's requests name their model to a gateway: not at all, in the field `model`, or in the path."""
+"""Place where a program's requests name their model to a gateway: none, the field `model`, or the path."""
 
 SEEN_S = 60.0
 """Time in which a gateway finds a deployment that is ready."""

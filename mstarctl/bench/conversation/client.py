@@ -65,7 +65,7 @@ class ConversationClient:
         is_interrupting = False
         for turn in plan:
             if self._ends is not None and loop.time() >= self._ends:
-                return
+                break
             if not is_interrupting:
                 await asyncio.sleep(turn.pause_s)
             now = self._speaking = TurnOutcome()
@@ -76,8 +76,14 @@ class ConversationClient:
             now.spoken = loop.time()
             is_interrupting = turn.interrupt_s is not None and await self._heard(now, turn.interrupt_s)
             if not is_interrupting:
-                await self._until(lambda: bool(self._speaking.status), self._timeout_s)
-                await asyncio.sleep(max(0.0, sum(now.lengths) - now.heard_s(loop.time())))
+                await self._hear_out(now)
+        if is_interrupting:  # by a turn that does not begin any more
+            await self._hear_out(self._speaking)
+
+    async def _hear_out(self, turn: TurnOutcome) -> None:
+        """Wait for the end of an answer, and play it."""
+        await self._until(lambda: bool(turn.status), self._timeout_s)
+        await asyncio.sleep(max(0.0, sum(turn.lengths) - turn.heard_s(asyncio.get_running_loop().time())))
 
     async def _heard(self, turn: TurnOutcome, seconds: float) -> bool:
         """Wait until this much of an answer was heard. Returns False if it ended before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -157,6 +158,18 @@ def test_wrong_words_are_refused_before_the_load(
 def test_a_duration_ends_the_turns(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = conversations(short, capsys, "--duration", "1s", "--interrupts", "0")
     assert code == 0 and found["turns"] == found["completed"] == 1
+
+
+def late(fake: FakeDeployment, request: NewRequest) -> None:
+    """Script: 3 s of sound, whose end follows when the second of the load is over."""
+    fake.text(request.handle, b"one")
+    fake.audio(request.handle, 3 * RATE)
+    asyncio.get_running_loop().call_later(4, fake.finish, request.handle)
+
+
+def test_an_answer_that_a_turn_behind_the_end_would_interrupt_is_heard_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = conversations(late, capsys, "--duration", "1s", "--interrupts", "1")
+    assert (code, found["turns"], found["completed"], found["unanswered"]) == (0, 1, 1, 0)
 
 
 def test_memory_grows_from_the_middle_to_the_end() -> None:
