@@ -140,9 +140,9 @@ def _serve(
         return ExitCode.INTERNAL, _failed(broken)
     finally:
         listener.close()
+        release(locks)  # first: a deployment whose run directory is gone has ended, and its memory is free
         run.remove()
         shutil.rmtree(spec.uploads, ignore_errors=True)
-        release(locks)
         if takeover is not None:
             takeover.close()
         os.close(lock)
