@@ -48,7 +48,7 @@ async def realtime_call(exchange: Exchange) -> HTTPResponse:
     service.sessions.add(session)
     try:
         servers = ice_servers(exchange.limits, time.time() + exchange.limits.realtime_max_s)
-        call = RealtimeCall(lambda: session.settings, servers)
+        call = RealtimeCall(lambda: session.settings, servers, stall_s=exchange.limits.stall_timeout_s)
         answer = await call.answer(offer)
     except BaseException:
         service.sessions.end(session.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -193,6 +194,54 @@ async def test_a_call_ends_by_its_id(started: Started) -> None:
         await api.until(lambda: not len(service_of(api).sessions))
         assert (await api.client.post(f"{PATH}/{session.id}/hangup")).status_code == 404
         assert caller.channel is not None
+
+
+async def test_a_call_says_why_it_ends(started: Started) -> None:
+    async with started(tone, model=SPEC) as api, calling(api) as caller:
+        (session,) = service_of(api).sessions
+        service_of(api).sessions.end(session.id)
+        assert (await caller.until("error"))["error"]["code"] == "draining"
+
+
+async def test_an_event_that_the_data_channel_does_not_take_is_named_and_the_call_goes_on(started: Started) -> None:
+    async with started(tone, model=SPEC) as api, calling(api, {"audio": {"input": {"turn_detection": None}}}) as caller:
+        most = int(caller.peer.localDescription.sdp.partition("max-message-size:")[2].split()[0])
+        second = base64.b64encode(sound(1).astype("<i2").tobytes()).decode()
+        for _ in range(most // len(second) + 1):
+            caller.send("input_audio_buffer.append", audio=second)
+        caller.send("input_audio_buffer.commit")
+        item_id = (await caller.until("input_audio_buffer.committed"))["item_id"]
+        caller.send("conversation.item.retrieve", item_id=item_id)
+        error = (await caller.until("error"))["error"]
+        assert error["code"] == "event_too_large" and error["message"].startswith("conversation.item.retrieved: ")
+        caller.send("conversation.item.delete", item_id=item_id)
+        await caller.until("conversation.item.deleted")
+
+
+async def test_events_wait_for_a_client_that_does_not_read_and_its_call_ends() -> None:
+    """The client's transport is stopped before the events, so nothing of them is acknowledged."""
+    caller, call = Caller(), RealtimeCall(lambda: RealtimeSettings(output="audio"), stall_s=0.1)
+    try:
+        await caller.peer.setLocalDescription(await caller.peer.createOffer())
+        await caller.peer.setRemoteDescription(
+            RTCSessionDescription(await call.answer(caller.peer.localDescription.sdp), "answer")
+        )
+        async with asyncio.timeout(LIMIT_S):
+            await call._is_open.wait()
+            await caller.peer.sctp.transport.transport.stop()
+            event = json.dumps({"type": "session.updated", "text": "a" * 60_000})
+            sent = 0
+            ended = asyncio.create_task(call.receive())
+            while not ended.done():
+                await call.send(event)
+                sent += 1
+                await asyncio.sleep(0)
+        assert sent < 20
+        with pytest.raises(asyncio.CancelledError):
+            await ended
+    finally:
+        await call.close("")
+        await caller.close()
 
 
 async def test_a_page_of_another_origin_reads_the_name_of_its_call(started: Started) -> None:

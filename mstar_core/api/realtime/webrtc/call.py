@@ -35,6 +35,12 @@ GONE: Final = ("failed", "closed", "disconnected")
 OPEN_S: Final = 30.0
 """Time within which a client opens the data channel."""
 
+BUFFERED_BYTES: Final = 256 << 10
+"""Events that may wait in the data channel. Further ones wait in the session, which then slows its responses."""
+
+FLUSH_S: Final = 2.0
+"""Longest wait at the end of a call for events that have not been sent."""
+
 SERVER_CANDIDATES: Final = {"stun": "srflx", "turn": "relay", "turns": "relay"}
 """Type of the address that a server of each scheme gives (RFC 8839)."""
 
@@ -52,14 +58,20 @@ class RealtimeCall:
     """A call does not resume."""
 
     def __init__(
-        self, settings: Callable[[], RealtimeSettings], servers: Sequence[IceServerAnswer] = (), open_s: float = OPEN_S
+        self,
+        settings: Callable[[], RealtimeSettings],
+        servers: Sequence[IceServerAnswer] = (),
+        *,
+        open_s: float = OPEN_S,
+        stall_s: float = OPEN_S,
     ) -> None:
         """settings: of the session, current. servers: STUN and TURN servers; the first of each kind is used.
 
-        open_s: time within which the client opens the data channel.
+        open_s: time within which the client opens the data channel. stall_s: time within which it reads an event.
         """
         self._settings = settings
-        self._open_s = open_s
+        self._open_s, self._stall_s = open_s, stall_s
+        self._has_room = asyncio.Event()
         self._servers = servers
         self._peer = RTCPeerConnection(
             RTCConfiguration([RTCIceServer(**msgspec.to_builtins(each)) for each in servers])
@@ -123,6 +135,13 @@ class RealtimeCall:
     async def send(self, message: str) -> None:
         """Send an event on the data channel; sound of the model goes to the track."""
         await self._is_open.wait()
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._until_buffered(BUFFERED_BYTES)
+        except TimeoutError:
+            log.info("a client does not read its data channel", extra={"facts": {"seconds": self._stall_s}})
+            self._events.put_nowait(None)
+            return
         event = json.loads(message)
         match event["type"]:
             case kind if kind == SOUND:
@@ -143,6 +162,9 @@ class RealtimeCall:
 
     async def close(self, reason: str, code: int = 1000) -> None:
         """End the call, after events that wait."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._until_buffered(0)
         await asyncio.sleep(0)
         self._events.put_nowait(None)
         for task in list(self._tasks):
@@ -193,8 +215,26 @@ class RealtimeCall:
         self._emit(json.dumps({"type": kind, **facts}))
 
     def _emit(self, message: str) -> None:
-        if self._channel is not None and self._channel.readyState == "open":
-            self._channel.send(message)
+        channel = self._channel
+        if channel is None or channel.readyState != "open":
+            return
+        try:
+            channel.send(message)
+        except ValueError as error:  # longer than the client's `max-message-size`
+            self._own += 1
+            kind = json.loads(message)["type"]
+            said = {"type": "invalid_request_error", "code": "event_too_large", "message": f"{kind}: {error}"}
+            channel.send(json.dumps({"type": "error", "event_id": f"event_call_{self._own}", "error": said}))
+
+    async def _until_buffered(self, most: int) -> None:
+        """Wait until at most so many bytes of events wait, or the data channel has closed."""
+        channel = self._channel
+        if channel is None:
+            return
+        channel.bufferedAmountLowThreshold = most
+        while channel.bufferedAmount > most and channel.readyState == "open":
+            self._has_room.clear()
+            await self._has_room.wait()
 
     # Events of the peer connection
 
@@ -204,6 +244,8 @@ class RealtimeCall:
         self._channel = channel
         channel.on("message", self._said)
         channel.on("close", lambda: self._events.put_nowait(None))
+        channel.on("close", self._has_room.set)
+        channel.on("bufferedamountlow", self._has_room.set)
         self._is_open.set()
 
     def _said(self, message: str) -> None:
