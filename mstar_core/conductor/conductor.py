@@ -56,6 +56,7 @@ from mstar_core.messages.work import (
     WalkDone,
     WorkFailed,
 )
+from mstar_core.plugin.check.run_check import RunCheck
 from mstar_core.plugin.program import Answer, Receive, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 from mstar_core.process.failures import attempt, log_lost
@@ -105,6 +106,7 @@ class Conductor:
         self._stopping_walks = _walks_with_stop(spec)
         self._walks: dict[str, tuple[str, frozenset[str]]] = {}
         self._uses: dict[str, tuple[CacheUse, ...]] = {}
+        self._checked = RunCheck(spec.streams)
         self._owners = {node.name: node.kv.branches for node in spec.nodes if node.kv is not None and node.of is None}
 
     def on(self, message: Message) -> None:
@@ -316,6 +318,7 @@ class Conductor:
         finishes = self._may_finish(request, run, wishes)
         for number, wish in enumerate(wishes):
             is_end = finishes and number == len(wishes) - 1
+            self._checked.require(self.spec.walk(wish.walk)[1], wish)
             message = run_message(request, wish, forks if number == 0 else [], place=run.place, finishes=is_end)
             run.taken += 1
             partition, nodes = self._nodes_of(wish.walk)

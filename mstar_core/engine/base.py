@@ -97,7 +97,8 @@ class Job:
     """One run of a node for one request, or one whole resident loop. Owned by the runner once submitted.
 
     inputs: port -> tensor on any device. STEP is a 0-d int64 tensor outside loops. numbers: (stateless) port -> plain
-    number; a port is in one of the two. outputs: ports whose values the walk needs.
+    number; a port is in one of the two. outputs: ports whose values the walk needs. edges: those among them, and maybe
+    others, that the module must return; None for all. The others are held for later walks, if there are any.
     sample: (KV) run the head on the last token and draw an id. branch: cache branch.
     rows: candidates of this request. Inputs of the rank that their port declares are shared by all candidates; those
     with one more dimension hold a value for each. Outputs are stacked, [rows, ...]. (KV) Each candidate continues the
@@ -119,6 +120,7 @@ class Job:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, float | int | bool] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    edges: frozenset[str] | None = None
     attend: Attend = field(default_factory=Attend)
     branch: str = MAIN
     sample: bool = True

@@ -12,6 +12,7 @@ from mstar_core.graph.declare.nodes import PortType
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.base import Job
     from mstar_core.graph.declare.nodes import NodeSpec
 
 
@@ -23,6 +24,23 @@ def accepts(module: object, name: str) -> bool:
 def declares(module: object, name: str) -> bool:
     """Return whether a module's forward names this keyword itself."""
     return name in _parameters(module)
+
+
+def taken_ports(job: Job) -> tuple[str, ...]:
+    """Return the ports that a job takes from each forward: those that its walk needs, and those of its loop."""
+    return (*job.outputs, *_loop_ports(job))
+
+
+def required_ports(job: Job) -> tuple[str, ...]:
+    """Return the ports among `taken_ports` without which a forward is wrong."""
+    edges = job.edges
+    outputs = job.outputs if edges is None else tuple([port for port in job.outputs if port in edges])
+    return outputs if job.loop is None else (*outputs, *_loop_ports(job))
+
+
+def _loop_ports(job: Job) -> tuple[str, ...]:
+    loop = job.loop
+    return () if loop is None else (*loop.carry, *loop.emit, *filter(None, [loop.stop_port]))
 
 
 def _parameters(module: object) -> Mapping[str, inspect.Parameter]:

@@ -67,6 +67,7 @@ class Jobs:
             inputs=inputs,
             numbers=numbers or {},
             outputs=outputs,
+            edges=task.edges,
             attend=task.node.attend or CAUSAL,
             branch=branch,
             sample=sample,

@@ -512,14 +512,43 @@ def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conduc
     assert conductor.unknown == 2 and not post.sent
 
 
-def test_walks_with_many_tensors_go_in_messages_below_the_limit(post: FakeCourier, clock: FakeClock) -> None:
-    """Each walk has 100 tensors of 48 KiB, and a program asks for several at once."""
-    count, size = 100, 48 * 1024
+@pytest.mark.parametrize(
+    ("inputs", "more", "told"),
+    [
+        ({"tokenz": "text_tokens"}, {}, "gives input 'tokenz'; did you mean 'tokens'?"),
+        ({}, {}, "lacks input 'tokens'; pass tokens=..."),
+        ({"tokens": "text_tokens"}, {"keep": ("tokn",)}, "keeps port 'tokn'; did you mean 'token'?"),
+        ({"tokens": "text_tokens"}, {"reads": ("tokn",)}, "reads port 'tokn'; did you mean 'token'?"),
+    ],
+)
+def test_a_run_that_does_not_fit_its_walk_fails_its_request_alone(
+    post: FakeCourier, clock: FakeClock, inputs: dict[str, str], more: dict[str, tuple[str, ...]], told: str
+) -> None:
+    """Without the check the walk finds no input, is skipped, and the request finishes without an answer."""
+
+    def talks(request: ProgramRequest) -> ProgramGenerator:
+        given = {port: request.inputs[name] for port, name in inputs.items()}
+        wrong = Run("prefill", **given, **more)
+        yield wrong if request.params.max_output_tokens == 1 else Run("prefill", tokens=request.inputs["text_tokens"])
+
+    (talk_part, sing_part) = MODEL.partitions
+    model = replace(MODEL, partitions=(replace(talk_part, program=talks), sing_part))
+    conductor = Conductor(model, placed((0,), codec=0), post, max_seq_len=64, clock=clock)
+    conductor.on(PeerReady(name="worker-0", incarnation=1))
+    conductor.on(request(7))
+    conductor.on(request(8, max_output_tokens=1))
+    failed = [message for _, message in post.take() if isinstance(message, RequestFailed)]
+    assert [(message.handle, told in message.error.message) for message in failed] == [(8, True)]
+    assert list(conductor.requests) == [7]
+
+
+def test_walks_with_large_tensors_go_in_messages_below_the_limit(post: FakeCourier, clock: FakeClock) -> None:
+    """Each walk has a tensor of 4.7 MiB, and a program asks for several at once."""
+    size = 100 * 48 * 1024
     tokens = InlineTensor(dtype="uint8", shape=(size,), data=bytes(size))
 
     def talks(request: ProgramRequest) -> ProgramGenerator:
-        tensors = {f"t{number}": request.inputs["text_tokens"] for number in range(count)}
-        yield [Run("prefill", tokens=request.inputs["text_tokens"], **tensors) for _ in range(6)]
+        yield [Run("prefill", tokens=request.inputs["text_tokens"]) for _ in range(6)]
 
     (talk_part, sing_part) = MODEL.partitions
     model = replace(MODEL, partitions=(replace(talk_part, program=talks), sing_part))

@@ -164,7 +164,8 @@ class FakeDevice:
             self.last[slot] = token
             ids = torch.tensor([token])
             reports = {port: torch.tensor([[float(token)]]) for port in decode.batch.reports}
-            outputs.append(DecodeOutput(start=index, count=1, drawn=DrawnIds(ids, HostCopy(ids)), reports=reports))
+            taken, given = DrawnIds(ids, HostCopy(ids)), tuple(reports)
+            outputs.append(DecodeOutput(start=index, count=1, drawn=taken, reports=reports, given=given))
         return outputs
 
     def _pass(self, plan: StepPlan, one: PassPlan, failed: dict[int, MstarError]) -> PassOutput | None:
@@ -182,7 +183,8 @@ class FakeDevice:
             self.last[one.slot] = self._draw(plan, one.slot, cached + one.count, position, one.drawn)
             ids = torch.from_numpy(self.last[[one.slot]])
             drawn = DrawnIds(ids, HostCopy(ids))
-        return PassOutput(ports=outputs, later=later, drawn=drawn, index=0 if drawn is not None else -1)
+        at = 0 if drawn is not None else -1
+        return PassOutput(ports=outputs, later=later, drawn=drawn, index=at, given=tuple(outputs))
 
     def _ports(self, plan: StepPlan, one: PassPlan, cached: int, x: Tensor | None) -> dict[str, Tensor]:
         if x is not None:

@@ -317,7 +317,7 @@ class Teller(nn.Module):
 
 def test_numbers_of_host_ports_arrive_as_one_array_each_and_an_item_may_give_nothing() -> None:
     module = Teller()
-    play = player(module)
+    play = player(module, spec=replace(SPEC, ports={"x": "f32[n]", "y": "i64[n]"}))
     first = play.submit(0, torch.tensor([1, 2]), numbers={"$step": 3, "$param:gain": 0.5})
     gains = {"$param:gain": torch.tensor(2.0)}
     second = play.submit(1, torch.tensor([5, 6]), more={"$step": torch.tensor(0)} | gains)
@@ -352,7 +352,7 @@ def test_host_ports_of_different_shapes_come_as_a_list() -> None:
             assert [type(each) for each in x] == [np.ndarray] * 3
             return {"y": [torch.full((len(each),), len(x)) for each in x]}
 
-    play = player(Lengths(), spec=replace(SPEC, ragged=("x",)))
+    play = player(Lengths(), spec=replace(SPEC, ports={"x": "f32[n]", "y": "i64[n]"}, ragged=("x",)))
     for handle, length in enumerate((2, 5, 2)):
         play.submit(handle, torch.zeros(length))
     play.run()

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from mstar_core.conformance.miniature import Miniature, miniature
-from mstar_core.engine.ports import DTYPES
-from mstar_core.errors import EngineError, PluginError
-from mstar_core.graph import GraphEdge, NodeSpec, PortType, graph_nodes, loops
+from mstar_core.engine.module import node_module
+from mstar_core.engine.port_check import HEAD_OUTPUTS, PortCheck, require_dict, undeclared
+from mstar_core.errors import PluginError
+from mstar_core.graph import GraphEdge, NodeSpec, graph_nodes, loops
 from mstar_core.graph.declare.walks import StreamingGraphEdge
 from mstar_core.plugin.conformance import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor, nn
+    from torch import nn
 
 
 def ports_as_declared(subject: Subject) -> None:
     """Serve every sample and compare the outputs of each forward with the ports of its node."""
     small = miniature(subject)
-    borders = {name: Border(built.node) for name, built in small.built.items()}
+    borders = {
+        name: Border(built.node, (*HEAD_OUTPUTS, *node_module(built.module).head_ports))
+        for name, built in small.built.items()
+    }
     with ExitStack() as stack:
         for name, border in borders.items():
             stack.enter_context(_watched(small.built[name].module, border))
@@ -40,39 +42,23 @@ def ports_as_declared(subject: Subject) -> None:
 
 @dataclass(slots=True)
 class Border:
-    """Outputs of one node so far. faults: by port, one each. seen: ports of all forwards."""
+    """Outputs of one node so far. others: outputs that need no port. faults: by port. seen: ports of all forwards."""
 
     node: NodeSpec
+    others: Collection[str] = ()
     faults: dict[str, str] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
     def note(self, outputs: Mapping[str, Any]) -> None:
         """Check the outputs of one forward."""
+        for port in undeclared(self.node, outputs, self.others):
+            self.faults[port] = f"node {self.node.name} returned {port!r}, which is not among its ports"
         for port, value in outputs.items():
             self.seen.add(port)
             if port in self.node.ports and port not in self.faults:
-                declared = self.node.port(port)
-                axes = int(isinstance(value, torch.Tensor)) + (self.node.per == "request")
-                fault = next((each for each in _items(value) if not fits(declared, each, axes)), None)
-                if fault is not None:
-                    kind = f"{str(fault.dtype).removeprefix('torch.')}{list(fault.shape)}"
-                    self.faults[port] = f"node {self.node.name} returned {port!r} as {kind}; declared is {declared}"
-
-
-def fits(declared: PortType, value: Tensor, axes: int) -> bool:
-    """Return whether a value has the declared dtype and shape. axes: most axes in front: batch items, candidates."""
-    if declared.dtype != "any" and value.dtype != DTYPES[declared.dtype]:
-        return False
-    extra = value.dim() - len(declared.shape)
-    if not declared.shape:
-        return True
-    sizes = zip(declared.shape, value.shape[max(0, extra) :], strict=False)
-    return 0 <= extra <= axes and all(isinstance(size, str) or size == actual for size, actual in sizes)
-
-
-def _items(value: object) -> list[Tensor]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return [each for each in values if isinstance(each, torch.Tensor)]
+                fault = PortCheck(self.node).fault(port, value)
+                if fault:
+                    self.faults[port] = fault
 
 
 def _absent(small: Miniature, name: str, border: Border) -> Iterator[str]:
@@ -96,11 +82,8 @@ def _absent(small: Miniature, name: str, border: Border) -> Iterator[str]:
 @contextmanager
 def _watched(module: nn.Module, border: Border) -> Iterator[None]:
     def look(_: nn.Module, args: object, outputs: object) -> None:
-        if not isinstance(outputs, dict):
-            raise EngineError(
-                f"node {border.node.name} returned {type(outputs).__name__}", "a dict of tensors by port is required"
-            )
-        border.note(outputs)
+        require_dict(border.node.name, outputs)
+        border.note(cast("dict[str, Any]", outputs))
 
     handle = module.register_forward_hook(look)
     try:

@@ -257,10 +257,11 @@ class DecodeSteps:
     def _bucket(self, plan: DecodePlan) -> DecodeStep | None:
         return self.variants[plan.variant].smallest(len(plan))
 
-    def run(self, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, dict[str, Tensor], tuple[str, ...]]:
         """Run one step. tables: see StepPlan.
 
-        Returns the drawn ids, int64 [n], which the next run overwrites, and copies of the ports that loops report.
+        Returns the drawn ids, int64 [n], which the next run overwrites, copies of the ports that loops report, and the
+        names of all outputs with one row per sequence.
         """
         count = len(plan)
         step = self._bucket(plan)
@@ -274,7 +275,7 @@ class DecodeSteps:
         self.counts.hits += 1
         self.counts.replans += step.buffers.attention.plans - plans
         reported = {port: outputs[port][:count].clone() for port in plan.batch.reports if port in outputs}
-        return outputs[DRAWN][:count], reported
+        return outputs[DRAWN][:count], reported, tuple(outputs)
 
     def _split(self, plan: DecodePlan, size: int) -> Iterator[DecodePlan]:
         """Yield plans of up to `size` sequences, whose batches stay the same while this one's does."""

@@ -59,7 +59,7 @@ class Replay:
 
     tokens: packed tokens in use. iterations: of each pass that were computed. later: outputs of
     further iterations. drawn: ids of the passes, None if nothing was drawn. Their host copy is launched at once: the
-    next replay of any graph overwrites them.
+    next replay of any graph overwrites them. given: names of all outputs of its forwards.
     """
 
     passes: list[int]
@@ -68,6 +68,7 @@ class Replay:
     iterations: int = 1
     later: Sequence[dict[str, Tensor]] = ()
     drawn: DrawnIds | None = None
+    given: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -437,6 +438,7 @@ def _replay(step: RaggedStep, plan: StepPlan, members: list[int]) -> Replay:
         iterations=1 if step.later else step.kind.iterations,
         later=copies[1:],
         drawn=DrawnIds.of(drawn[: len(batch)]) if drawn is not None and any(each.sampling for each in batch) else None,
+        given=tuple(iterations[-1]),
     )
 
 

@@ -106,6 +106,7 @@ class KVCacheEngine(NodeRunner):
             lookahead=settings.lookahead,
             clock=clock,
             known_ports=known_ports,
+            head_ports=tuple(node_module(module).head_ports),
             grammars=settings.grammars,
         )
         if is_captured:

@@ -30,6 +30,7 @@ from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_masks, packed_ports, packed_positions
 from mstar_core.engine.module import node_module
+from mstar_core.engine.port_check import require_dict
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS
@@ -351,9 +352,9 @@ class ModelRunner:
         """Replay a decode batch. Returns it if it has to run uncaptured."""
         parts, start = steps.replayable(decode), 0
         for part in parts:
-            ids, reports = steps.run(part, plan.tables)
+            ids, reports, given = steps.run(part, plan.tables)
             count, drawn = len(ids), DrawnIds.of(ids)
-            results.decode.append(DecodeOutput(start=start, count=count, drawn=drawn, reports=reports))
+            results.decode.append(DecodeOutput(start=start, count=count, drawn=drawn, reports=reports, given=given))
             start += count
         return None if parts else decode
 
@@ -387,6 +388,7 @@ class ModelRunner:
                 later=[self._ports(planned, outputs, share) for outputs in replay.later],
                 drawn=replay.drawn if planned.sampling is not None else None,
                 index=place,
+                given=replay.given,
             )
             start += planned.count
 
@@ -468,8 +470,10 @@ class ModelRunner:
         view = self._attention.plan(forward.metadata)
         with uploading(self._settings.adapters, forward.adapters, self._slots.device):
             outputs: dict[str, Tensor] = self._module(kv=view, positions=forward.positions, **forward.ports)
+        require_dict(self._spec.name, outputs)
         if any(LOGITS in planned.wants for planned in passes) and LOGITS not in outputs:
             outputs[LOGITS] = head_logits(self._module, outputs).float()
+        given = tuple(outputs)
         shares = self._shares(forward, outputs) if passes else []
         drawn = None
         if forward.draws is not None:
@@ -479,7 +483,8 @@ class ModelRunner:
             assert drawn is not None
             reports = {port: outputs[port] for port in decode.batch.reports if port in outputs}
             at = len(decode)
-            results.decode.append(DecodeOutput(start=forward.start, count=at, drawn=drawn, reports=reports))
+            part = DecodeOutput(start=forward.start, count=at, drawn=drawn, reports=reports, given=given)
+            results.decode.append(part)
         for member, planned, ports in zip(forward.members, passes, shares, strict=True):
             samples = planned.sampling is not None
             results.passes[member] = PassOutput(
@@ -487,6 +492,7 @@ class ModelRunner:
                 iterations=planned.iterations,
                 drawn=drawn if samples else None,
                 index=at if samples else -1,
+                given=given,
             )
             at += samples
 

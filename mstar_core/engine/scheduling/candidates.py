@@ -108,6 +108,7 @@ class Candidates:
                 handle=job.handle,
                 inputs=share,
                 outputs=job.outputs,
+                edges=job.edges,
                 attend=job.attend,
                 branch=job.branch,
                 sample=job.sample,

@@ -17,19 +17,20 @@ from mstar_core.engine.scheduling.requests import no_id
 from mstar_core.engine.steps.masks import Masks
 from mstar_core.engine.steps.plan import DecodePlan
 from mstar_core.engine.steps.updates import NO_ID
+from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.constraints.matcher import Grammars
     from mstar_core.engine.base import StepResult
+    from mstar_core.engine.port_check import PortCheck
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.pages import Pages
     from mstar_core.engine.scheduling.requests import Requests
     from mstar_core.engine.scheduling.sequence import Branch
     from mstar_core.engine.scheduling.step import Decoding, KVStep, Launch
     from mstar_core.engine.steps.device import DecodeOutput
-    from mstar_core.errors import EngineError
     from mstar_core.graph.declare.nodes import NodeSpec
 
 
@@ -37,13 +38,20 @@ class DecodeScheduler:
     """Advances the sequences in resident loops by one token per step. It keeps no state."""
 
     def __init__(
-        self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages, grammars: Grammars | None = None
+        self,
+        spec: NodeSpec,
+        requests: Requests,
+        loops: Loops,
+        pages: Pages,
+        check: PortCheck,
+        grammars: Grammars | None = None,
     ) -> None:
         self._fixed_ranks = fixed_ranks(spec)
         self._requests = requests
         self._memory = requests.memory
         self._loops = loops
         self._pages = pages
+        self._check = check
         self._grammars = grammars
 
     # -- before a launch ---------------------------------------------------------------------------------------------
@@ -161,6 +169,7 @@ class DecodeScheduler:
             counts = ~np.isin(keys, list(step.dropped))
             slots, keys, left, place, ids = slots[counts], keys[counts], left[counts], place[counts], ids[counts]
         errors = {} if rows is None else self._advance(keys, ids)
+        errors |= self._port_faults(launch.decoding.batch.reports, part, keys)
         if errors:
             ids = np.where(np.isin(keys, list(errors)), NO_ID, ids)
         state = self._memory.slots
@@ -174,6 +183,23 @@ class DecodeScheduler:
             if self._finish_loops(step.result, keys, ids, left, hits.any(axis=1), errors):
                 keys, ids = keys[ids >= 0], ids[ids >= 0]
         return keys, ids
+
+    def _port_faults(self, reports: frozenset[str], part: DecodeOutput, keys: np.ndarray) -> dict[int, EngineError]:
+        """Return the errors of the sequences whose ports the forward lacks or gives in another form, by key."""
+        try:
+            self._check.require(reports, part.given, part.reports)
+        except EngineError:
+            return dict(self._faults_of(part, keys))
+        return {}
+
+    def _faults_of(self, part: DecodeOutput, keys: np.ndarray) -> Iterator[tuple[int, EngineError]]:
+        for key in keys.tolist():
+            emits = self._requests.looping[key].loop_state.spec.emit
+            values = {port: value for port, value in part.reports.items() if port in emits}
+            try:
+                self._check.require(emits, part.given, values)
+            except EngineError as error:
+                yield key, error
 
     def _advance(self, keys: np.ndarray, ids: np.ndarray) -> dict[int, EngineError]:
         """Let matchers take the ids that constrained sequences drew. Returns the errors of those that fail, by key."""

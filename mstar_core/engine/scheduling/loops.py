@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.base import Done
+from mstar_core.engine.jobs import required_ports, taken_ports
 from mstar_core.engine.loop import no_start, starting_values
 from mstar_core.engine.scheduling.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.engine.steps.updates import NO_ID
@@ -61,7 +62,8 @@ class Loops:
 
     def start(self, branch: Branch, job: Job) -> Done | None:
         """Prepare a job. Returns its end if nothing has to run. Raises MstarError when it cannot run."""
-        branch.wants = self._wants(job)
+        branch.wants = frozenset(taken_ports(job)) - {self._port}
+        branch.required = frozenset(required_ports(job))
         if job.sampling or branch.samples_apart:
             self._slots.sampling[branch.slot] = branch.request.sampling.changed(job.sampling)
             branch.samples_apart = bool(job.sampling)
@@ -75,13 +77,6 @@ class Loops:
         if job.loop.feed is not None:
             raise self._not_fed(job.loop)
         return self._start_general(branch, job, job.loop)
-
-    def _wants(self, job: Job) -> frozenset[str]:
-        """Return the ports, other than the sampled one, that the module must give for a job."""
-        ports = set(job.outputs)
-        if job.loop is not None:
-            ports.update(job.loop.carry, job.loop.emit, filter(None, [job.loop.stop_port]))
-        return frozenset(ports - {self._port})
 
     def advance(
         self, branch: Branch, job: Job, forward: ForwardPass, drawn: Tensor | None

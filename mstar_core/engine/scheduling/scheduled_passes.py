@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mstar_core.constraints.matcher import Grammars
     from mstar_core.engine.base import Job, JobKey, StepResult
+    from mstar_core.engine.port_check import PortCheck
     from mstar_core.engine.scheduling.known_ids import KnownIds
     from mstar_core.engine.scheduling.loops import Loops
     from mstar_core.engine.scheduling.pages import Pages
@@ -48,6 +49,7 @@ class PassScheduler:
         pages: Pages,
         known: KnownIds,
         device: Device,
+        check: PortCheck,
         grammars: Grammars | None = None,
     ) -> None:
         self._port = spec.sampling.port if spec.sampling else None
@@ -57,6 +59,7 @@ class PassScheduler:
         self._pages = pages
         self._known = known
         self._device = device
+        self._check = check
         self._grammars = grammars
         self._attached = frozenset(each.port for each in spec.kv.attached) if spec.kv is not None else frozenset()
 
@@ -177,6 +180,12 @@ class PassScheduler:
     def _settle(self, step: KVStep, one: ScheduledPass, part: PassOutput) -> bool:
         """Move a branch on after a part of its pass. True when a fused loop goes on within this step."""
         branch, forward = one.branch, one.forward
+        if not forward.is_replay and one.job is not None:
+            try:
+                self._check.require(branch.required, part.given, part.ports)
+            except EngineError as error:
+                self._requests.fail(branch, one.job, error, step.result)
+                return False
         self._count(step, one, part.iterations)
         for port, value in part.ports.items():
             if port in branch.wants and not forward.is_replay:

@@ -15,6 +15,7 @@ import torch
 
 from mstar_core.engine.base import NO_ADAPTER, Contention, Failed, Pressure, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
+from mstar_core.engine.port_check import HEAD_OUTPUTS, PortCheck
 from mstar_core.engine.scheduling.admission import Admission
 from mstar_core.engine.scheduling.candidates import Candidates
 from mstar_core.engine.scheduling.decode_batch import DecodeScheduler
@@ -60,12 +61,13 @@ class Scheduler:
         lookahead: int,
         clock: Callable[[], float],
         known_ports: Sequence[str] = (),
+        head_ports: Sequence[str] = (),
         grammars: Grammars | None = None,
     ) -> None:
         """vocab: ids that the node reads, 0 for any. token_budget: of a step.
 
-        lookahead: steps that may be planned before an earlier one is committed. known_ports: see NodeModule. grammars:
-        see KVSettings.
+        lookahead: steps that may be planned before an earlier one is committed. known_ports, head_ports: see
+        NodeModule. grammars: see KVSettings.
         """
         assert spec.kv is not None
         self._branch_names = spec.kv.branches
@@ -81,10 +83,11 @@ class Scheduler:
         candidates = self._candidates = Candidates(spec, requests, inputs.on_device)
         pages = self._pages = Pages(spec, requests, loops, candidates, device)
         moves = Moves(requests, device)
-        self._decode = DecodeScheduler(spec, requests, loops, pages, grammars)
+        check = PortCheck(spec, (*HEAD_OUTPUTS, *head_ports))
+        self._decode = DecodeScheduler(spec, requests, loops, pages, check, grammars)
         known = KnownIds(spec, requests, inputs, self._decode, known_ports)
         self._admission = Admission(spec, requests, loops, candidates, pages, moves, known, device, token_budget, share)
-        self._passes = PassScheduler(spec, requests, loops, pages, known, device, grammars)
+        self._passes = PassScheduler(spec, requests, loops, pages, known, device, check, grammars)
 
     # -- requests and jobs -------------------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class Branch:
 
     slot: its place in the arrays, -1 before admission. parent: the branch that a candidate was forked from;
     shared: tokens that it shares with it, which its log leaves out. candidates: caches forked from this one.
-    wants: ports, other than the sampled one, that the module must give for its job.
+    wants: ports, other than the sampled one, that its job takes. required: those that the module must return.
     is_starved: candidates of its job wait for slots, and none of them has one.
     saves_pages: its log does not tell how its tokens were computed, so a preemption copies its pages to `saved`.
     samples_apart: its last job had sampling parameters of its own.
@@ -174,6 +174,7 @@ class Branch:
     queue: deque[Job] = field(default_factory=deque)
     job: Job | None = None
     wants: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
     forward: ForwardPass | None = None
     loop: LoopState | None = None
     replay: deque[ForwardPass] = field(default_factory=deque)

@@ -19,10 +19,11 @@ import torch
 
 from mstar_core.engine.base import NO_ADAPTER, Done, Failed, Handle, Pressure, StepResult
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.jobs import CandidateInputs, accepts, declares
+from mstar_core.engine.jobs import CandidateInputs, accepts, declares, required_ports
 from mstar_core.engine.loop import EngineLoop, starting_values
 from mstar_core.engine.memory.node_memory import NodeMemory
 from mstar_core.engine.module import node_module
+from mstar_core.engine.port_check import PortCheck, require_dict
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.group import StatelessFollower, StatelessLead
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
@@ -63,8 +64,8 @@ class _Entry:
     """A job in the queue. loop: its loop once that has begun.
 
     rank: small goes first, by urgency, then age. width: batch items; split: inputs with one value per item.
-    key: what jobs of one batch share, None where it changes with each iteration. inputs_ready: event after which its
-    inputs on the device are ready.
+    key: what jobs of one batch share, None where it changes with each iteration. wanted: ports that the module must
+    return. inputs_ready: event after which its inputs on the device are ready.
     """
 
     job: Job
@@ -76,6 +77,7 @@ class _Entry:
     width: int = 1
     split: frozenset[str] = frozenset()
     key: tuple[object, ...] | None = None
+    wanted: tuple[str, ...] = ()
     inputs_ready: torch.cuda.Event | None = None
 
 
@@ -132,6 +134,7 @@ class StatelessEngine(NodeRunner):
         self._takes_step = accepts(module, keyword(STEP))
         self._takes_seeds = declares(module, "seeds")
         self._takes_counters = declares(module, "counters")
+        self._check = PortCheck(spec)
         self._outputs = BatchOutputs(spec.name, offers.host_outputs, device)
         self._device_outputs: frozenset[str] = frozenset(offers.device_outputs)
         self._requests: dict[Handle, _Request] = {}
@@ -168,7 +171,9 @@ class StatelessEngine(NodeRunner):
         if request is None or request.is_failed:
             return
         self._submitted += 1
-        entry = _Entry(job, request, self._clock(), {}, rank=(-job.urgency, self._submitted))
+        entry = _Entry(
+            job, request, self._clock(), {}, rank=(-job.urgency, self._submitted), wanted=required_ports(job)
+        )
         try:
             entry.inputs = {name: self._taken(name, value) for name, value in (job.inputs | job.numbers).items()}
             self._spread(entry, entry.inputs)
@@ -390,18 +395,23 @@ class StatelessEngine(NodeRunner):
             ports["seeds"] = self._per_item("seeds", batch, [entry.request.seed for entry in batch])
         if self._takes_counters:
             ports["counters"] = self._per_item("counters", batch, self._counters(batch))
-        return self._outputs.split(self._computed(ports), [entry.width for entry in batch])
+        outputs = self._computed(ports)
+        given = tuple(outputs)
+        for entry in batch:
+            self._check.require(entry.wanted, given, outputs)
+        return self._outputs.split(outputs, [entry.width for entry in batch])
 
     def _computed(self, ports: dict[str, object]) -> dict[str, Output]:
         """Return the module's outputs, in lockstep with the followers if there are any. Raises GroupEnded."""
         if self._lead is None:
             outputs: dict[str, Output] = self._module(**ports)
-            return outputs
-        ports = self._lead.publish(ports)
-        try:
-            outputs = self._module(**ports)
-        except Exception as error:
-            raise self._lead.failed(error) from error
+        else:
+            ports = self._lead.publish(ports)
+            try:
+                outputs = self._module(**ports)
+            except Exception as error:
+                raise self._lead.failed(error) from error
+        require_dict(self.name, outputs)
         return outputs
 
     def _counters(self, batch: list[_Entry]) -> list[int]:

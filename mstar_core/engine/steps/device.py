@@ -94,13 +94,15 @@ class DrawnIds:
 class DecodeOutput:
     """Output of a part of the decode batch: its sequences from `start` on, one per id.
 
-    reports: values of the ports that loops emit, one per sequence; `to_host` copies replace them.
+    reports: values of the ports that loops emit, one per sequence; `to_host` copies replace them. given: names of all
+    outputs of its forward.
     """
 
     start: int
     count: int
     drawn: DrawnIds
     reports: dict[str, Tensor] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class PassOutput:
     """Output of one pass. ports: its share of the wanted outputs. iterations: those of its loop that they end.
 
     later: outputs of further iterations, one each, that the same replay has computed. drawn, index: the ids of its
-    forward and its place among them; None if it drew none.
+    forward and its place among them; None if it drew none. given: names of all outputs of its forward.
     """
 
     ports: dict[str, Tensor]
@@ -116,6 +118,7 @@ class PassOutput:
     later: Sequence[dict[str, Tensor]] = ()
     drawn: DrawnIds | None = None
     index: int = -1
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,7 @@ class CompiledTask:
     """One use of a node. path: enclosing loops, outermost first.
 
     used: output ports with a consumer in the walk. holds: ports whose last value a later Run may start from.
+    edges: ports that an edge of this walk takes, so that its module must return them.
     """
 
     index: int
@@ -75,6 +76,7 @@ class CompiledTask:
     outlets: tuple[Outlet, ...]
     used: tuple[str, ...]
     holds: tuple[str, ...]
+    edges: frozenset[str]
 
     @property
     def name(self) -> str:

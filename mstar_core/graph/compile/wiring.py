@@ -407,14 +407,16 @@ class _Wiring:
             used |= {source.port for source in backs if source[:2] == (Kind.TASK, index)}
             if body.loop.stop is not None and self.producer(number, body.loop.stop.port) == index:
                 used.add(body.loop.stop.port)
+        outlets = tuple(self.outlets.get(index, ()))
         return CompiledTask(
             index=index,
             node=node,
             path=path,
             inputs=inputs,
-            outlets=tuple(self.outlets.get(index, ())),
+            outlets=outlets,
             used=tuple(sorted(used)),
             holds=(),
+            edges=frozenset({*used, *(outlet.port for outlet in outlets)}),
         )
 
     def compiled_loop(self, number: int, stop_task: int | None) -> CompiledLoop:

@@ -13,6 +13,7 @@ from mstar_core.errors import GraphError, MstarError, did_you_mean
 from mstar_core.graph import PortType, Walk, graph_nodes, loops
 from mstar_core.graph.check.graph_check import walk_inputs
 from mstar_core.graph.declare.sampling import OFFERED
+from mstar_core.plugin.check.run_check import check_inputs, check_ports
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample
@@ -155,17 +156,16 @@ def _run(dry: DryRun, partition: Partition, run: Any) -> WalkResult:
             place=partition.name,
         )
     place = f"{dry.spec.name}: Run({run.walk!r})"
-    _check_inputs(dry, walk, run, place)
+    ports = dry.inputs.get(run.walk)
+    if ports is None:
+        ports = dry.inputs[run.walk] = walk_inputs(walk, dry.spec.streams)
+    check_inputs(ports, run, place)
     for branch in run.branches:
         _check_branch(dry.spec, partition, branch, place)
     if run.rows < 1:
         raise GraphError(f"{place} has rows={run.rows}", hint="at least 1", place=run.walk)
     counts = _check_limits(dry, walk, run, place)
-    known = {port for use in graph_nodes(walk) for port in use.spec.ports}
-    for verb, ports in (("keeps", run.keep), ("reads", run.reads)):
-        for port in ports:
-            if port not in known:
-                raise GraphError(f"{place} {verb} port {port!r}", hint=did_you_mean(port, known), place=run.walk)
+    check_ports(walk, run, place)
     for name in run.sampling:
         if name not in OFFERED:
             raise GraphError(f"{place} sets sampling {name!r}", hint=did_you_mean(name, OFFERED), place=run.walk)
@@ -212,26 +212,3 @@ def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str
             hint=hint,
             place=partition.name,
         )
-
-
-def _check_inputs(dry: DryRun, walk: Walk, run: Run, place: str) -> None:
-    ports = dry.inputs.get(run.walk)
-    if ports is None:
-        ports = dry.inputs[run.walk] = walk_inputs(walk, dry.spec.streams)
-    for name, value in run.inputs.items():
-        if name not in ports:
-            raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, ports), place=run.walk)
-        if not isinstance(value, InputFact | Segment | Signal | tuple):
-            raise GraphError(
-                f"{place}: input {name!r} is a {type(value).__name__}",
-                hint="pass a request input, a segment, a signal or a tuple of numbers",
-                place=run.walk,
-            )
-        if isinstance(value, Segment) and name not in value.inputs and len(value.inputs) != 1:
-            hint = did_you_mean(name, value.inputs)
-            raise GraphError(
-                f"{place}: segment {value.index} ({value.kind}) holds no {name!r}", hint=hint, place=run.walk
-            )
-    for name, port in ports.items():
-        if name not in run.inputs and not port.optional:
-            raise GraphError(f"{place} lacks input {name!r}", hint=f"pass {name}=...", place=run.walk)

@@ -47,7 +47,7 @@ def build_base() -> VideoGraph:
             CLIP: "any[f,3,y,x]",  # uint8 pixels as cropped (a quarter of the bytes), or normalised floats
             "layers": "i64[l]?",
             "pooling": "i64",
-            "encoder_hidden": "any[n,d]",
+            "encoder_hidden": "any[n,d]?",
             "pooled": "f32?",
             "layer_hidden": "f32[l,n,d]?",
         },
