@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mstar_bagel.checkpoint.config import ResizeRule
 from mstar_bagel.nodes.pixels import SignedPixels
@@ -109,6 +109,39 @@ def test_other_servers_resize_once_for_understanding(processor: Processor, refer
 
 
 # -- order and layouts ------------------------------------------------------------------------------------------------
+
+
+class Loads:
+    """Counter of decoded images."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        load = ImageFile.ImageFile.load
+
+        def counted(image: ImageFile.ImageFile) -> Any:
+            self.count += bool(image.tile)  # its pixels are still encoded
+            return load(image)
+
+        monkeypatch.setattr(ImageFile.ImageFile, "load", counted)
+
+
+@pytest.mark.parametrize("outputs", [("text",), ("image",)])
+def test_an_image_of_a_session_is_decoded_once_and_reads_the_same(
+    outputs: tuple[str, ...], processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = Loads(monkeypatch)
+    asked = replace(request([("image", png(50, 30)), ("text", "what?")], outputs), keeps_media=True)
+    first = processor.process_prompt(asked)
+    again = processor.process_prompt(replace(asked, media=[replace(asked.media[0], kept=first.kept[0])]))
+    assert loads.count == 1 and not again.kept
+    assert replace(again, segments=(), arrays={}) == replace(first, segments=(), arrays={}, kept={})
+    assert all(np.array_equal(array, again.arrays[name]) for name, array in first.arrays.items())
+    for one, other in zip(first.segments, again.segments, strict=True):
+        assert (one.kind, one.length, one.arrays.keys()) == (other.kind, other.length, other.arrays.keys())
+        assert all(np.array_equal(array, other.arrays[name]) for name, array in one.arrays.items())
+    direct = parse_params(Params, {"image_preprocess": "vllm"}).params
+    other = replace(asked, media=[replace(asked.media[0], kept=first.kept[0])], params=direct)
+    assert set(processor.process_prompt(other).kept) == {0} and loads.count == 2  # kept for other options
 
 
 def test_parts_keep_their_order(golden: Any, reference: Any, processor: Processor) -> None:

@@ -22,13 +22,14 @@ from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin import PARTIAL_IMAGE
 from mstar_core.plugin.media.images import encode_image, read_image
 from mstar_core.plugin.params import lowered_warnings
-from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import Inputs, KeptMedia, PromptRequest, SegmentInputs, content_key
 
 if TYPE_CHECKING:
     from mstar_bagel.params import Guidance, Params
     from mstar_core.constraints.vocabulary import TokenTable
 
 TEXT: Final = "text"
+SIZES: Final = "sizes"
 CHATML: Final = "chatml"
 DIRECT: Final = "vllm"
 """`image_preprocess` of servers that resize an image once for the image encoder."""
@@ -36,10 +37,11 @@ DIRECT: Final = "vllm"
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The prompt's segments, and the size of the last input image after the first rule."""
+    """The prompt's segments, and the size of the last input image after the first rule. kept: see `Inputs.kept`."""
 
     segments: list[SegmentInputs]
     image_size: tuple[int, int] | None
+    kept: dict[int, KeptMedia]
 
     @property
     def tokens(self) -> int:
@@ -107,22 +109,37 @@ class Processor:
         prompt = PromptIds(self.tokenizer, self._sizes.ids)
         segments: list[SegmentInputs] = []
         size: tuple[int, int] | None = None
+        kept: dict[int, KeptMedia] = {}
         if params.think_mode:
             segments.append(_text_segment(prompt.text(THINK_TO_PAINT if paints else THINK_TO_ANSWER), SYSTEM))
         for role, modality, index in _parts(request):
             if modality == IMAGE:
-                segment, size = self._image(request, params, index, paints=paints)
+                segment, size = self._image(request, params, request.number_of(IMAGE, index), kept, paints=paints)
                 segments.append(segment)
             elif text := request.text_at(index):
                 is_chat = params.prompt_format == CHATML
                 segments.append(_text_segment(prompt.message(role, text) if is_chat else prompt.text(text)))
-        return _Read(segments, size)
+        return _Read(segments, size, kept)
 
     def _image(
-        self, request: PromptRequest, params: Params, index: int, *, paints: bool
+        self, request: PromptRequest, params: Params, number: int, kept: dict[int, KeptMedia], *, paints: bool
     ) -> tuple[SegmentInputs, tuple[int, int]]:
+        """Read an image, unless an earlier request of the session has. number: in the request's media."""
+        part = request.media[number]
+        key = content_key("image", part.data, params.image_preprocess, paints)
+        made = part.kept
+        if made is None or made.content != key:
+            made = KeptMedia(content=key, arrays=self._decoded(part.data, request, params, paints=paints))
+            if request.keeps_media:
+                kept[number] = made
+        arrays = dict(made.arrays)
+        length, width, height = (int(value) for value in arrays.pop(SIZES))
+        return SegmentInputs(kind=IMAGE, arrays=arrays, length=length), (width, height)
+
+    def _decoded(self, data: bytes, request: PromptRequest, params: Params, *, paints: bool) -> dict[str, np.ndarray]:
+        """Return the pixels of an image for each encoder, and SIZES: its tokens, and its size after the first rule."""
         sizes = self._sizes
-        original = read_image(request.media_at(IMAGE, index).data, request.limits)
+        original = read_image(data, request.limits)
         first = resize(original, sizes.vae_rule)
         seen = resize(original if params.image_preprocess == DIRECT else first, sizes.vit_rule)
         arrays = {"vit_image": planes(seen)}
@@ -131,7 +148,7 @@ class Processor:
             clean = resize(first, sizes.vae_rule)
             arrays["vae_image"] = planes(clean)
             length += _tokens(clean.size, sizes.token_pixels)
-        return SegmentInputs(kind=IMAGE, arrays=arrays, length=length), first.size
+        return {**arrays, SIZES: np.array([length, *first.size])}
 
     def _check(self, request: PromptRequest, params: Params, *, paints: bool) -> None:
         parts = _parts(request)
@@ -213,6 +230,7 @@ class Processor:
             return Inputs(
                 arrays=arrays,
                 segments=read.segments,
+                kept=read.kept,
                 prompt_tokens=read.tokens,
                 max_output_tokens=min(params.max_output_tokens, room),
                 warnings=warnings,
@@ -227,6 +245,7 @@ class Processor:
         return Inputs(
             arrays=arrays,
             segments=read.segments,
+            kept=read.kept,
             prompt_tokens=read.tokens,
             params=changed,
             usage=usage,
