@@ -609,6 +609,7 @@ class Service:
             lease_s=0.0 if session is None else session.lease_s,
             reads_only=call.reads_only,
             growing={} if call.live is None else {self.grows: GrowingInput()},
+            is_heard=call.is_heard,
         )
         self.link.attempts.begin(live, request, unresumable)
 

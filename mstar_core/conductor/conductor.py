@@ -241,6 +241,7 @@ class Conductor:
             adapter=message.adapter,
             session=message.session,
             lease_s=message.lease_s,
+            is_heard=message.is_heard,
         )
         if not request.homes.by_walk:
             opened = with_delivered(opened, message)

@@ -505,6 +505,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=0.95,
         ),
     ] = 0.5
+    yield_to_sound: Annotated[
+        bool,
+        ConfigKey("Hold encoders and new prompts back while they would make sound that has begun run dry."),
+    ] = True
     feature_cache_bytes: Annotated[
         int,
         ConfigKey(

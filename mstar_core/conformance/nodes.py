@@ -41,7 +41,7 @@ class RuntimeSettings:
     """Deployment settings. token_budget: tokens of one step. slots: requests that run at once.
 
     pages: of each cache (None: as many as all slots can fill). prefix_cache: whether prompts are cached.
-    feature_cache_bytes: of each worker.
+    feature_cache_bytes, yields_to_sound: of each worker.
     """
 
     token_budget: int = 2048
@@ -52,6 +52,7 @@ class RuntimeSettings:
     prefix_cache: bool = True
     lookahead: int = 0
     feature_cache_bytes: int = 1 << 20
+    yields_to_sound: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -294,6 +294,7 @@ class LocalRuntime:
                 lookahead=self.settings.lookahead,
                 clock=self.clock,
             ),
+            yields_to_sound=self.settings.yields_to_sound,
         )
 
 

@@ -110,6 +110,7 @@ class Job:
     `content`, which must determine its inputs. None = do not cache. The engine decides which of the two a pass is.
     known: (KV) the id that an earlier attempt drew in this job, which is taken instead of drawing; not for loops.
     urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
+    yields: it waits if it would make sound that other requests have begun run dry, see `engine.slack`. Not for loops.
     sampling: (KV) sampling parameters that differ from the request's. suppress: (KV) ids that a single run never draws.
     move: (KV) moves the branch's cache instead of running the module: an Export, or the state to import, which replaces
     the branch's cache. Runners with a cache take such jobs.
@@ -132,6 +133,7 @@ class Job:
     sampling: Mapping[str, float] = field(default_factory=dict)
     suppress: tuple[range, ...] = ()
     urgency: float = 0.0
+    yields: bool = False
     move: Export | CacheState | None = None
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.engine.slack import Slack
     from mstar_core.graph.declare.sampling import SamplingParams
     from mstar_core.layers.lora import AdapterBank
 
@@ -96,6 +97,9 @@ class NodeRunner(ABC):
         return False
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    def yield_to(self, slack: Slack) -> None:
+        """Hold jobs with `Job.yields` back while `slack` has less time left than they are expected to take."""
 
     @abstractmethod
     def pressure(self) -> Pressure:

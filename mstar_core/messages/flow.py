@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -53,6 +53,22 @@ class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor
     index: int
     ref: TensorRef
     sent: float = 0.0
+
+
+NO_SOUND: Final = -1.0
+"""`Playing.ahead_s` of a request whose sound has ended."""
+
+
+class Playing(msgspec.Struct, frozen=True, kw_only=True, tag="playing"):
+    """Worker to worker: sound that a rank has sent to clients. The receivers run other nodes of these requests.
+
+    ahead_s: seconds that the client has not played yet; negative if no more sound follows. needed_s: seconds until the
+    next piece is expected. Both count from the arrival of the message, so hosts need no common clock.
+    """
+
+    handles: list[int]
+    ahead_s: list[float]
+    needed_s: list[float]
 
 
 class CacheMoved(msgspec.Struct, frozen=True, kw_only=True, tag="cache_moved", omit_defaults=True):
@@ -147,4 +163,4 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_def
     saved: list[Saved] = []
 
 
-FlowMessage = Values | StreamItems | StreamTensor | CacheMoved | TensorFreed | Outputs
+FlowMessage = Values | StreamItems | StreamTensor | Playing | CacheMoved | TensorFreed | Outputs

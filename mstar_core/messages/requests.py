@@ -80,8 +80,8 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     draws, see `Drawn`. adapter: number of its LoRA adapter, 0 without one. session: name of its session, empty without
     one. Requests of a session go to the ranks that served it. These keep the cached prefix of the last request for
     `lease_s` seconds after its end. reads_only: the request reads its prompt into the caches and ends; it draws nothing
-    and has no output. facts: what the processor tells the programs. growing: inputs that grow by `MoreInput`, with what
-    is known of them.
+    and has no output. is_heard: the client plays its sound while it comes. facts: what the
+    processor tells the programs. growing: inputs that grow by `MoreInput`, with what is known of them.
     """
 
     handle: int
@@ -102,6 +102,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     reads_only: bool = False
     facts: dict[str, Any] = {}
     growing: dict[str, GrowingInput] = {}
+    is_heard: bool = True
 
 
 class MoreInput(msgspec.Struct, frozen=True, kw_only=True, tag="more_input", omit_defaults=True):

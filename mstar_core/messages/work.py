@@ -25,7 +25,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
     params: checked values by parameter name. max_tokens: limit of its caches. rows: number of candidates with
     caches of their own at once, which share that limit equally. split_streams: those with producers on several workers.
-    salt, adapter, session, lease_s: as in NewRequest. delivered, chunks: outputs that the api has, see `Resume`.
+    salt, adapter, session, lease_s, is_heard: as in NewRequest. delivered, chunks: outputs that the api has, see
+    `Resume`.
     """
 
     handle: int
@@ -42,6 +43,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     adapter: int = 0
     session: str = ""
     lease_s: float = 0.0
+    is_heard: bool = True
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):

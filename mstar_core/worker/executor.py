@@ -42,7 +42,7 @@ from mstar_core.graph.runtime.actions import (
 )
 from mstar_core.graph.runtime.stream_walk import StreamWalk
 from mstar_core.graph.runtime.walk_state import WalkState
-from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
+from mstar_core.messages.flow import NO_SOUND, CacheMoved, Playing, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
@@ -60,6 +60,7 @@ from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, l
 from mstar_core.worker.journal import PlaceLog, draws_id
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.state.feature_cache import FeatureCache, content_of, output_key
+from mstar_core.worker.state.playback import Playback
 from mstar_core.worker.state.request import (
     ActiveRun,
     ChunkJob,
@@ -148,7 +149,6 @@ class Executor:
         self.requests: dict[Handle, WorkerRequest] = {}
         self.ended: list[ReportedCounts] = []
         self.unknown = 0
-        self.underruns = 0
         self._spec = spec
         self._rank = rank
         self._runners = runners
@@ -158,7 +158,10 @@ class Executor:
         self._walks = RankWalks(spec, rank)
         self._streams = Streams(spec, rank, outbox, self._chunk)
         self.tracer = Tracer(clock)
-        self._jobs = Jobs(runners, float(getattr(spec.output("audio"), "rate", 0) or 0), self.tracer, clock)
+        audio = spec.output("audio")
+        values_per_s = float(getattr(audio, "rate", 0) or 0) * float(getattr(audio, "channels", 1) or 1)
+        self.playback = Playback(values_per_s, clock)
+        self._jobs = Jobs(runners, self.tracer, clock)
         graph = graph_of(spec)
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
@@ -289,6 +292,7 @@ class Executor:
         request = self.requests.pop(handle, None)
         if request is None:
             return
+        self.playback.ended(handle)
         self.ended.append(request.reported)
         attempt(self.edges.closed, request)
         attempt(self.tracer.closed, request, self._jobs.under_way)
@@ -612,6 +616,9 @@ class Executor:
         self._end_loops(request, run)
         run.values.clear()
         request.active.pop(run.partition, None)
+        if request.handle in self.playback.heard and self._makes_sound(run):
+            self.playback.ended(request.handle)
+            self._tell(request, NO_SOUND, 0.0)
         if reason == "cancelled":
             return
         request.count(counts, run.cached_tokens)
@@ -700,6 +707,7 @@ class Executor:
                 request, task, inputs, wanted, branch, sample=sample, rows=rows, content=content, numbers=numbers
             )
             job.sampling, job.suppress = run.message.sampling, task.node.suppress
+            job.yields = request.sound.dry_at is None and task.node.spec.name != self.playing_node
             if sample and run.is_journaled and draws_id(task, job.outputs):
                 draw = run.next_draw(task.name)
                 entry.log, job.known = self._outbox.journal.of_draw(request.handle, *draw)
@@ -710,6 +718,8 @@ class Executor:
         self, request: WorkerRequest, run: ActiveRun, state: StreamWalk, chunk: Chunk, items: Tensor
     ) -> None:
         """Run the task of a stream loop on a chunk."""
+        if state.task.node.spec.name == self.playing_node:
+            self.playback.took(request.sound, self._streams.inbox(request, state.stream), chunk.stop)
         task, entry = state.task, ChunkJob(request, run, state.count, SpanTotal(), self._clock())
         inputs, numbers = run.fixed
         inputs, numbers = {**inputs, state.chunk_port: items}, numbers | state.numbers(chunk)
@@ -839,14 +849,39 @@ class Executor:
             self._outbox.output(request.handle, request.emitted, port, modality, tensor, {})
             request.emitted += 1
             return
-        if request.first_output_s is None:
-            request.first_output_s = self._clock()
-        elif modality == "audio" and self._jobs.urgency(request) > 0:
-            self.underruns += 1  # playback has caught up
+        if modality == "audio":
+            self._play(request, tensor.numel())
         if scores is not None and modality == "text":
             self._emit_part(request, f"{port}.{LOGPROBS}", LOGPROBS, torch.from_numpy(scores[None]), {})
-        request.emitted_units += tensor.numel()
         self._emit_part(request, port, modality, tensor, meta)
+
+    def _makes_sound(self, run: ActiveRun) -> bool:
+        return any(task.node.spec.name == self.playing_node for task in run.share.walk.tasks)
+
+    def _play(self, request: WorkerRequest, values: int) -> None:
+        """Note a piece of sound that leaves, and tell the other ranks of the request how long it lasts."""
+        sound = request.sound
+        self.playback.sent(request.handle, sound, values, is_heard=request.is_heard)
+        if request.is_heard and sound.dry_at is not None:
+            now = self._clock()
+            self._tell(request, sound.dry_at - now, self.playback.needed_s(sound, now))
+
+    def _tell(self, request: WorkerRequest, ahead_s: float, needed_s: float) -> None:
+        for rank in {*request.homes.values()} - {self._rank}:
+            self._outbox.playing(rank, request.handle, ahead_s, needed_s)
+
+    def playing(self, message: Playing) -> None:
+        """Take the playback of requests whose sound another rank makes."""
+        now = self._clock()
+        for handle, ahead_s, needed_s in zip(message.handles, message.ahead_s, message.needed_s, strict=True):
+            request = self.requests.get(Handle(handle))
+            if request is None:
+                continue
+            if ahead_s < 0:
+                self.playback.ended(request.handle)
+                continue
+            request.sound.dry_at, request.sound.done_at = now + ahead_s, now + needed_s
+            self.playback.heard[request.handle] = request.sound
 
     def _emit_part(
         self, request: WorkerRequest, port: str, modality: str, tensor: Tensor, meta: Mapping[str, int]

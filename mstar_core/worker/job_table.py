@@ -30,15 +30,12 @@ UNLIMITED = 2**62
 
 
 class Jobs:
-    """Jobs by key. Owned by the executor. units_per_s: rate of the model's audio, 0 without audio."""
+    """Jobs by key. Owned by the executor."""
 
-    def __init__(
-        self, runners: Mapping[str, NodeRunner], units_per_s: float, tracer: Tracer, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, runners: Mapping[str, NodeRunner], tracer: Tracer, clock: Callable[[], float]) -> None:
         self.under_way: dict[JobKey, UnderWay] = {}
         self._runners = runners
         self.now = clock
-        self._units_per_s = units_per_s
         self._tracer = tracer
         self._clock = clock
         self._next = 0
@@ -115,15 +112,11 @@ class Jobs:
 
     def ahead_s(self, request: WorkerRequest) -> float | None:
         """Return the seconds of audio that the client has not played yet; None before the first and without audio."""
-        if request.first_output_s is None or not self._units_per_s:
-            return None
-        return request.first_output_s + request.emitted_units / self._units_per_s - self._clock()
+        return None if request.sound.dry_at is None else request.sound.dry_at - self._clock()
 
     def urgency(self, request: WorkerRequest) -> float:
-        """Return the seconds that playback is overdue; a request without output is the most urgent."""
-        if request.first_output_s is None or not self._units_per_s:
-            return FIRST_CHUNK_URGENCY
-        return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
+        """Return the seconds that playback is overdue; a request without sound is the most urgent."""
+        return FIRST_CHUNK_URGENCY if request.sound.dry_at is None else self._clock() - request.sound.dry_at
 
 
 def loop_job(

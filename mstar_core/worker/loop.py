@@ -12,9 +12,10 @@ from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.late_warmup import LateWarmup
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.slack import Slack, no_listener
 from mstar_core.errors import TransportError, Unavailable
 from mstar_core.messages.adapters import LoadAdapter, UnloadAdapter
-from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
+from mstar_core.messages.flow import CacheMoved, Playing, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import EndSession, Reconcile
@@ -45,6 +46,9 @@ QUIET_S: Final = 1.0
 COPY_NAP_S: Final = 50e-6
 """Interval at which an idle worker checks copies from the GPU."""
 
+HOLD_NAP_S: Final = 2e-3
+"""Interval at which an idle worker checks whether held work may run now."""
+
 COMPILE_NAP_S: Final = 1e-3
 """Interval at which an idle worker checks grammars that threads compile."""
 
@@ -56,8 +60,8 @@ class Worker:
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
     that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
     late: the warm-up of a worker that serves first. sleep: nodes that sleep. wakes_on_request: whether requests wake
-    them; otherwise they fail. incoming: reads of tensors that are not in the host's shared
-    memory, None if there are none.
+    them; otherwise they fail. yields_to_sound: whether encoders and new prompts do. slack: what they may take.
+    incoming: reads of tensors that are not in the host's shared memory, None if there are none.
     """
 
     mailbox: Mailbox
@@ -79,6 +83,8 @@ class Worker:
     spin: Spin = field(default_factory=Spin)
     has_idle_work: bool = True
     quiet_since: float = 0.0
+    yields_to_sound: bool = True
+    slack: Slack = field(init=False)
     report: Report = field(init=False)
     arrivals: Arrivals | None = field(init=False)
 
@@ -86,6 +92,9 @@ class Worker:
         self.arrivals = (
             None if self.incoming is None else Arrivals(self.incoming, lambda: self.executor.importing_bytes)
         )
+        self.slack = Slack(self.executor.playback.least_s if self.yields_to_sound else no_listener)
+        for runner in self.runners.values():
+            runner.yield_to(self.slack)
         self.report = Report(
             life=self.life,
             executor=self.executor,
@@ -123,6 +132,7 @@ class Worker:
             came += self.sleep.turn()
         if came and self.sleep.asleep:
             self.wake_wanted()
+        self.slack.is_holding = False
         is_held = self.late is not None and not self.sleep.is_active and self.late.is_due()
         launched = [] if is_held else self.steps.launch()
         collected = 0
@@ -177,6 +187,8 @@ class Worker:
             due = min(due, self.late.wait_s())
         if self.outbox.journal.is_waiting:
             due = min(due, self.outbox.journal.wait_s)
+        if self.slack.is_holding:
+            due = min(due, HOLD_NAP_S)
         return due
 
     def drain(self) -> int:
@@ -268,6 +280,8 @@ class Worker:
                 for item in message.items:
                     if not self.early.keep(item.handle, Values(items=[item]), self.executor.requests):
                         self.executor.value(item, message.sent)
+            case Playing():
+                self.executor.playing(message)
             case StreamTensor():
                 if not self.early.keep(message.handle, message, self.executor.requests):
                     self.executor.stream_tensor(message)

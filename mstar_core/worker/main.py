@@ -172,6 +172,7 @@ def _worker(
         late=late,
         sleep=sleep,
         wakes_on_request=spec.api.wake_on_request,
+        yields_to_sound=spec.yield_to_sound,
     )
 
 

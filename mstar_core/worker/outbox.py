@@ -20,6 +20,7 @@ from mstar_core.messages.flow import (
     Drawn,
     Output,
     Outputs,
+    Playing,
     Saved,
     StreamItems,
     StreamTensor,
@@ -86,6 +87,9 @@ class _Turn:
     ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = field(
         default_factory=lambda: defaultdict(lambda: ([], [], []))
     )
+    playing: defaultdict[int, tuple[list[int], list[float], list[float]]] = field(
+        default_factory=lambda: defaultdict(lambda: ([], [], []))
+    )
     values: defaultdict[int, list[Value | tuple[partial[Value], Sending]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -96,7 +100,7 @@ class _Turn:
     saved: list[_Saving] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        has_data = self.outputs or self.finished or self.ids or self.values or self.caches
+        has_data = self.outputs or self.finished or self.ids or self.values or self.caches or self.playing
         return bool(has_data or self.control or self.drawn or self.saved)
 
     @property
@@ -178,6 +182,13 @@ class Outbox:
         handles.append(handle)
         indices.append(index)
         ids.append(value)
+
+    def playing(self, rank: int, handle: int, ahead_s: float, needed_s: float) -> None:
+        """Tell another rank of a request about its playback, see `Playing`."""
+        handles, ahead, needed = self._turn.playing[rank]
+        handles.append(handle)
+        ahead.append(ahead_s)
+        needed.append(needed_s)
 
     def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
         """Put one tensor item on a stream whose consumer is on another rank."""
@@ -299,6 +310,8 @@ class Outbox:
             name = worker_name(rank)
             sent = self._sent(name)
             self._send(name, StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent))
+        for rank, (handles, ahead_s, needed_s) in turn.playing.items():
+            self._send(worker_name(rank), Playing(handles=handles, ahead_s=ahead_s, needed_s=needed_s))
         for rank, values in turn.values.items():
             name = worker_name(rank)
             for part in in_parts(self._complete(values, name), lambda value: inline_bytes(value.ref)):

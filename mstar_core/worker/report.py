@@ -220,7 +220,7 @@ class Report:
                 values |= _of_node(node, statistics.values())
         ahead, node = self.executor.least_ahead_s(), self.executor.playing_node
         if node in self.runners:
-            values[f"{node}.underruns"] = self.executor.underruns
+            values[f"{node}.underruns"] = self.executor.playback.underruns
             if ahead is not None:
                 values[f"{node}.ahead_s"] = round(ahead, 2)
         return values

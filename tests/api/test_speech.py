@@ -46,7 +46,7 @@ async def test_without_a_format_a_whole_wav_with_true_sizes_comes_back(started: 
         assert struct.unpack_from("<I", body, 40) == (len(body) - 44,)
         assert answer.headers["x-speech"] == "verbatim"
         assert api.fake.requests[0].params["voice"] == "leo"
-        assert api.fake.requests[0].outputs == ["audio"]
+        assert api.fake.requests[0].outputs == ["audio"] and not api.fake.requests[0].is_heard
 
 
 async def test_a_streamed_wav_has_44_header_bytes_that_promise_no_size(started: Started) -> None:

@@ -13,6 +13,7 @@ from mstar_core.engine.base import Handle
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers.kv_view import KVView
 from mstar_core.worker.job_table import Jobs
+from mstar_core.worker.state.playback import Sound
 from tests.engine.tiny_engine import LAYERS, VOCAB, Driver, TinyLM, make_engine, prompt
 
 TAGGED = NodeSpec(
@@ -39,8 +40,8 @@ class TaggedLM(TinyLM):
 
 def ask(driver: Driver, handle: int, inputs: dict[str, list[int]], content: bytes | None = None) -> tuple[int, int]:
     """Run one job as the worker makes it. Returns the drawn id and the tokens that the cache supplied."""
-    jobs = Jobs({}, 0.0, cast(Any, None), lambda: 0.0)
-    request: Any = SimpleNamespace(handle=Handle(handle), salt=b"", first_output_s=None)
+    jobs = Jobs({}, cast(Any, None), lambda: 0.0)
+    request: Any = SimpleNamespace(handle=Handle(handle), salt=b"", sound=Sound())
     task: Any = SimpleNamespace(node=SimpleNamespace(spec=TAGGED, attend=None))
     tensors = {port: torch.tensor(values) for port, values in inputs.items()}
     job = jobs.make(request, task, tensors, ("token",), "main", sample=True, content=content)

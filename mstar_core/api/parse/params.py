@@ -74,7 +74,8 @@ class ParsedRequest:
     client's control loop, None if it names none. session: the client's id of its session, empty without one.
     reads_only: the request has no output; it reads its prompt into the caches, under the lease of its session.
     reads_windows: see `PromptRequest`. live: its text, in place of `text`, for a model whose text input grows.
-    parent: id of the HTTP request that began it and does not wait for it.
+    parent: id of the HTTP request that began it and does not wait for it. is_heard: its sound goes to the client while
+    it is made, so that pauses are heard.
     """
 
     request_id: str
@@ -99,6 +100,7 @@ class ParsedRequest:
     reads_only: bool = False
     reads_windows: bool = False
     live: LiveText | None = None
+    is_heard: bool = True
     warnings: tuple[str, ...] = ()
 
 

@@ -42,7 +42,7 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     body, rest = await read_body(exchange, ChatRequest)
     count = check_count(exchange, body.n)
-    call = await _call(exchange, body, rest)
+    call = replace(await _call(exchange, body, rest), is_heard=bool(body.stream))
     form = _format(body, call.outputs)
     model = answered_name(exchange, body.model)
     frame = ChatFrame(request_id=exchange.request_id, created=int(exchange.created), model=model, seed=call.seed)

@@ -54,7 +54,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     form = await read_form(exchange, exchange.content_type, exchange.limits)
     exchange.take_body_id(form.fields.get("request_id"))
     options = _options_of(exchange, form)
-    call = await _call(exchange, form)
+    call = dataclasses.replace(await _call(exchange, form), is_heard=options.is_streamed)
     exchange.keep_events(options.form.content_type if options.is_streamed else None)
     if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))

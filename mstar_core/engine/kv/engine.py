@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.group.link import PlanSender
     from mstar_core.engine.kv.follower import NodeFollower
     from mstar_core.engine.runner import Running
+    from mstar_core.engine.slack import Slack
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
     from mstar_core.layers.kv_view import KVModule
@@ -214,6 +215,10 @@ class KVCacheEngine(NodeRunner):
     def close(self, handle: Handle) -> None:
         """See NodeRunner."""
         self._scheduler.close(handle)
+
+    def yield_to(self, slack: Slack) -> None:
+        """See NodeRunner."""
+        self._scheduler.yield_to(slack)
 
     def pressure(self) -> Pressure:
         """See NodeRunner."""

@@ -5,11 +5,13 @@ Part of the scheduler. Older requests go first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.base import Done
 from mstar_core.engine.scheduling.device_share import TEXT, DeviceShare
+from mstar_core.engine.slack import HOLD_LIMIT_S, Slack, StepCost
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Job
@@ -34,6 +36,10 @@ MOST_BESIDE_TEXT: Final = 4352
 
 MOST_PREFILL_BUDGETS: Final = 2
 """Token budgets of prompt passes that share a forward pass. More take as long per token and delay first tokens."""
+
+
+LEAST_TOKENS: Final = 64
+"""Least tokens to which listeners cut a pass: the launch of a shorter one costs as much."""
 
 
 class Admission:
@@ -65,6 +71,12 @@ class Admission:
         self._device = device
         self._budget = token_budget
         self._device_share = share
+        self._slack = Slack()
+        self._cost = StepCost()
+
+    def yield_to(self, slack: Slack, cost: StepCost) -> None:
+        """Cut passes with `Job.yields` to the time that listeners leave. cost: of the node's steps."""
+        self._slack, self._cost = slack, cost
 
     def choose(self) -> list[tuple[Branch, int]]:
         """Start jobs in order of age. Returns the branches of the next step, and how many tokens of each run."""
@@ -106,7 +118,7 @@ class Admission:
                 else:
                     self._join_decode(branch)
         # A preemption during this pass may have taken the pages of a branch that was chosen before it.
-        counted = self._divide(self._take_turns(chosen), is_limited=bool(most_items))
+        counted = self._cut(self._divide(self._take_turns(chosen), is_limited=bool(most_items)))
         return [(branch, count) for branch, count in counted if count and branch.is_reserved]
 
     def _end_cached(self, branch: Branch) -> None:
@@ -158,6 +170,31 @@ class Admission:
         budget = max(budget - len(self._requests.active), self._memory.pool.page_size)
         counts = share_budget([(forward.left, forward.must_be_whole) for forward in forwards], budget)
         return list(zip(chosen, counts, strict=True))
+
+    def _cut(self, counted: list[tuple[Branch, int]]) -> list[tuple[Branch, int]]:
+        """Cut the passes that yield to the time that listeners leave. See `engine.slack`."""
+        if not any([_yields(branch) for branch, _ in counted]):
+            return counted
+        left_s = self._slack.left_s()
+        if left_s == math.inf:
+            return counted
+        left, now = self._cost.units_within(left_s), self._requests.clock()
+        cut: list[tuple[Branch, int]] = []
+        for branch, count in counted:
+            taken = self._taken(branch, count, left, now, is_first=not any([had for one, had in cut if _yields(one)]))
+            self._slack.is_holding = self._slack.is_holding or taken < count
+            left -= taken if _yields(branch) else 0
+            cut.append((branch, taken))
+        return cut
+
+    def _taken(self, branch: Branch, count: int, left: int, now: float, *, is_first: bool) -> int:
+        """Return the tokens of a pass that a step takes, of `count` that fit its budget. left: of those that yield."""
+        if not _yields(branch) or count <= left:
+            return count
+        assert branch.current is not None
+        if is_first and now - branch.waiting_since > HOLD_LIMIT_S:
+            return count
+        return 0 if branch.current.must_be_whole or left < LEAST_TOKENS else left
 
     # -- starting jobs -----------------------------------------------------------------------------------------------
 
@@ -259,6 +296,10 @@ def share_budget(passes: Sequence[tuple[int, bool]], budget: int) -> list[int]:
 def _is_image(branch: Branch) -> bool:
     """Return whether the pass of a branch only reads its cache, as denoising steps do."""
     return branch.current is not None and not branch.current.is_replay and not branch.current.attend.write
+
+
+def _yields(branch: Branch) -> bool:
+    return branch.job is not None and branch.job.yields
 
 
 def _within(branches: list[Branch], most: int) -> list[Branch]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import torch
+
+from mstar_core.engine.marks import Mark, marks_of
 
 Kind = Literal["image", "text"]
 IMAGE: Final[Kind] = "image"
@@ -30,45 +32,6 @@ ENGAGED_S: Final = 1.0
 
 MOST_SIZES: Final = 256
 """Sizes of steps whose duration is remembered."""
-
-
-class Mark(Protocol):
-    """A moment in the order of the device's work."""
-
-    @property
-    def is_passed(self) -> bool: ...
-
-    def seconds_until(self, later: Mark) -> float:
-        """Return the device seconds between two marks that have passed."""
-
-
-class HostMark:
-    """A mark on a device that computes while the host waits."""
-
-    is_passed: Final = True
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.at = clock()
-
-    def seconds_until(self, later: Mark) -> float:
-        assert isinstance(later, HostMark)
-        return later.at - self.at
-
-
-class CudaMark:
-    """A CUDA event on the current stream."""
-
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
-        self._event.record()
-
-    @property
-    def is_passed(self) -> bool:
-        return bool(self._event.query())
-
-    def seconds_until(self, later: Mark) -> float:
-        assert isinstance(later, CudaMark)
-        return float(self._event.elapsed_time(later._event)) / 1e3
 
 
 @dataclass(slots=True)
@@ -196,5 +159,4 @@ class DeviceShare:
 
 def device_share(image_share: float, device: torch.device, clock: Callable[[], float]) -> DeviceShare:
     """Return the share of a node on a device, timed by CUDA events or by the host."""
-    mark = CudaMark if device.type == "cuda" else lambda: HostMark(clock)
-    return DeviceShare(image_share, mark, clock)
+    return DeviceShare(image_share, marks_of(device, clock), clock)

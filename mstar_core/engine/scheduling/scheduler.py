@@ -29,6 +29,7 @@ from mstar_core.engine.scheduling.requests import Requests
 from mstar_core.engine.scheduling.scheduled_passes import PassScheduler
 from mstar_core.engine.scheduling.sequence import Branch, KVRequest
 from mstar_core.engine.scheduling.step import KVStep, Launch
+from mstar_core.engine.slack import Slack, StepCost
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.sampling import check_biased
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.steps.device import Device, StepOutput
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
+
+MEASURED_EVERY: Final = 16
+"""Of so many steps without passes, the time of one is measured."""
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -76,6 +80,9 @@ class Scheduler:
         self._opened = 0
         self._committed = 0.0
         self._share = share
+        self._slack = Slack()
+        self._cost = StepCost()
+        self._planned = 0
         self._memory = memory
         self._grammars = grammars
         self._requests = requests = Requests(spec.name, memory, clock)
@@ -260,6 +267,11 @@ class Scheduler:
         if self._memory.prefixes is not None:
             self._memory.prefixes.leases.release(session)
 
+    def yield_to(self, slack: Slack) -> None:
+        """See NodeRunner."""
+        self._slack = slack
+        self._admission.yield_to(slack, self._cost)
+
     # -- what the worker asks ----------------------------------------------------------------------------------------
 
     def pressure(self) -> Pressure:
@@ -321,6 +333,14 @@ class Scheduler:
         if decoding is not None or passes:
             step.timed = self._timed(decoding, passes)
             step.launches.append(self._launch(decoding, passes))
+            step.tokens = sum([one.count for one in passes])
+        if step.tokens:
+            yielding = sum([one.count for one in passes if one.job is not None and one.job.yields])
+            step.yields_s = self._cost.of(yielding)
+            self._slack.in_flight_s += step.yields_s
+        self._planned += 1
+        if step.launches and (step.tokens or self._planned % MEASURED_EVERY == 0):
+            step.begin = self._share.mark()
         requests.in_flight.append(step)
         return step
 
@@ -344,6 +364,8 @@ class Scheduler:
             return step.plan
         if step.timed is not None:
             self._share.launched(step.timed)
+        if step.begin is not None:
+            step.end = self._share.mark()
         return None
 
     def _next_iterations(self, going: list[Branch]) -> list[ScheduledPass]:
@@ -370,6 +392,9 @@ class Scheduler:
         now = requests.clock()
         result.duration_s = now - max(step.started, self._committed)
         self._committed = now
+        self._slack.in_flight_s -= step.yields_s
+        if step.begin is not None and step.end is not None and step.end.is_passed:
+            self._cost.add(step.begin.seconds_until(step.end), step.tokens)
         if timed is not None and timed.is_over:
             result.duration_s = timed.seconds or 0.0
         return result

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mstar_core.constraints.matcher import Matcher
     from mstar_core.engine.base import Job, StepResult
+    from mstar_core.engine.marks import Mark
     from mstar_core.engine.scheduling.device_share import TimedStep
     from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
     from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, StepOutput
@@ -91,6 +92,8 @@ class KVStep:
 
     dropped: keys of decoding sequences whose ids no longer count. held: branches that wait for it. copies: outputs on
     their way to the host. A step without copies to the host is done once it is launched, or nearly over if it is timed.
+    tokens: of its passes; yields_s: expected time of those that yield, see `engine.slack`. begin, end: of its work on
+    the device, if its time is measured for that.
     """
 
     result: StepResult
@@ -100,6 +103,10 @@ class KVStep:
     held: list[Branch] = field(default_factory=list)
     copies: list[HostTransfer] = field(default_factory=list)
     timed: TimedStep | None = None
+    tokens: int = 0
+    yields_s: float = 0.0
+    begin: Mark | None = None
+    end: Mark | None = None
 
     @property
     def plan(self) -> StepPlan | None:

@@ -21,10 +21,12 @@ from mstar_core.engine.base import NO_ADAPTER, Done, Failed, Handle, Pressure, S
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.jobs import CandidateInputs, accepts, declares, required_ports
 from mstar_core.engine.loop import EngineLoop, starting_values
+from mstar_core.engine.marks import marks_of
 from mstar_core.engine.memory.node_memory import NodeMemory
 from mstar_core.engine.module import node_module
 from mstar_core.engine.port_check import PortCheck, require_dict
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.slack import HOLD_LIMIT_S, Slack, StepCost
 from mstar_core.engine.stateless.group import StatelessFollower, StatelessLead
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.stateless.outputs import BatchOutputs
@@ -144,6 +146,9 @@ class StatelessEngine(NodeRunner):
         self._lead: StatelessLead | None = None
         self._submitted = 0
         self._collected = 0.0
+        self._slack = Slack()
+        self._cost = StepCost()
+        self._mark = marks_of(device, clock)
 
     def lead(self, sender: PlanSender, collectives: TorchCollectives, size: int) -> None:
         """Send every forward of this node to the followers of a group of `size` ranks."""
@@ -190,6 +195,10 @@ class StatelessEngine(NodeRunner):
         """See NodeRunner."""
         self._requests.pop(handle, None)
 
+    def yield_to(self, slack: Slack) -> None:
+        """See NodeRunner."""
+        self._slack = slack
+
     def pressure(self) -> Pressure:
         """See NodeRunner."""
         ended, ready = len(self._ready.done) + len(self._ready.failed), 0
@@ -217,9 +226,16 @@ class StatelessEngine(NodeRunner):
             if not batch and not (result.done or result.failed):
                 return None
             self._await_inputs(batch)
+            units = sum([_units(entry) for entry in batch if entry.job.yields])
+            begin = self._mark() if units else None
             self._run(result, batch)
+            end = self._mark() if units else None
             finished = None if self._stream is None else self._stream.record_event()
         running = StatelessStep(result, started, finished, stays(result, self._device_outputs), self._last)
+        if units:
+            running.units, running.begin, running.end = units, begin, end
+            running.yields_s = self._cost.of(units)
+            self._slack.in_flight_s += running.yields_s
         self._last = finished
         self._in_flight.append(running)
         return running
@@ -239,6 +255,9 @@ class StatelessEngine(NodeRunner):
         now = self._clock()
         result.duration_s = now - max(running.started, self._collected)
         self._collected = now
+        self._slack.in_flight_s -= running.yields_s
+        if running.begin is not None and running.end is not None and running.end.is_passed:
+            self._cost.add(running.begin.seconds_until(running.end), running.units)
         return result
 
     def idle(self) -> bool:
@@ -294,7 +313,7 @@ class StatelessEngine(NodeRunner):
                 heads.append((request.queue[0].rank, request.handle))
         heapq.heapify(heads)
         batch: list[_Entry] = []
-        key, items = None, 0
+        key, items, left_s = None, 0, None
         while heads and items < self._max_batch:
             _, handle = heapq.heappop(heads)
             request = self._requests[handle]
@@ -302,12 +321,24 @@ class StatelessEngine(NodeRunner):
             entry_key = entry.key or self._batch_key(entry)
             if (key is not None and entry_key != key) or (batch and items + entry.width > self._max_batch):
                 continue
+            if entry.job.yields:
+                left_s = self._slack.left_s() if left_s is None else left_s
+                if not self._may_take(entry, left_s, is_first=not batch):
+                    self._slack.is_holding = True
+                    continue
+                left_s -= self._cost.of(_units(entry))
             key, items = entry_key, items + entry.width
             batch.append(request.queue.popleft())
             # A loop runs before jobs submitted after it, and starts only when earlier jobs have produced its values.
             if entry.job.loop is None and request.queue and request.queue[0].job.loop is None:
                 heapq.heappush(heads, (request.queue[0].rank, handle))
         return batch
+
+    def _may_take(self, entry: _Entry, left_s: float, *, is_first: bool) -> bool:
+        """Return whether a job fits into the time that listeners leave, or has been held for too long."""
+        if self._cost.of(_units(entry)) <= left_s:
+            return True
+        return is_first and self._clock() - entry.since > HOLD_LIMIT_S
 
     def _start(self, request: _Request) -> bool:
         """Prepare the first job of a request and end loops without iterations. Returns whether a job is left."""
@@ -469,3 +500,8 @@ class StatelessEngine(NodeRunner):
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         split = [name for name, value in tensors.items() if self._candidates.is_split(name, value, count)]
         entry.split, entry.width = frozenset(split), count if split else 1
+
+
+def _units(entry: _Entry) -> int:
+    """Return the elements of a job's inputs, which its time follows."""
+    return sum(value.numel() for value in entry.inputs.values() if isinstance(value, torch.Tensor)) or 1

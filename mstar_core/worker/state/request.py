@@ -20,6 +20,7 @@ from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
+from mstar_core.worker.state.playback import Sound
 from mstar_core.worker.state.stream_inbox import StreamInbox
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ class WorkerRequest:
     signals: values kept for the program, by key. early: values from other ranks for runs that have not begun.
     streamed: number of items sent to other ranks, by stream; of split streams, also those before a cache came here.
     split_streams: names of streams with producers on several ranks. produced: streams filled and read on this rank.
-    emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. spent_s: time in steps.
+    emitted: outputs sent to the api. sound: what was sent of its sound. is_heard: its client plays it while it comes.
+    tokens: sampled ids. spent_s: time in steps.
     progress: of its step loop, None without one.
     counts, cached_tokens: totals of the ended runs. salt: part of its cache keys.
     delivered: units by port that the api has from an earlier attempt and that were not computed again yet; skipped:
@@ -214,8 +216,8 @@ class WorkerRequest:
     emitted: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     cached_tokens: int = 0
-    emitted_units: int = 0
-    first_output_s: float | None = None
+    sound: Sound = field(default_factory=Sound)
+    is_heard: bool = True
     tokens: int = 0
     spent_s: float = 0.0
     progress: LoopProgress | None = None
@@ -242,7 +244,6 @@ class WorkerRequest:
             return 0
         self.delivered[port] -= units
         self.skipped[port] = self.skipped.get(port, 0) + units
-        self.emitted_units += units
         return count
 
     def skips(self, port: str, units: int) -> bool:
@@ -411,4 +412,5 @@ def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRe
         salt=message.salt,
         delivered=dict(message.delivered),
         chunks=dict(message.chunks),
+        is_heard=message.is_heard,
     )

@@ -159,6 +159,14 @@ class StreamInbox:
         return self._tensor_bytes or 8 * self.received
 
     @property
+    def missing(self) -> int:
+        """Number of further items until the next chunk may be ready, as far as it is known."""
+        count = self._due - self._count
+        if self._total is not None:
+            count = min(count, self._total - self.received)
+        return max(0, count)
+
+    @property
     def is_finished(self) -> bool:
         """Whether no further chunk will come."""
         self._push()

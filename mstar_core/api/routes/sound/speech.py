@@ -49,6 +49,7 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     body, rest = await read_body(exchange, SpeechRequest)
     reads = _reads(service.model, body)
     call = await (await _calls(exchange, body, rest, reads=reads))(body.input)
+    call = replace(call, is_heard=body.stream_format == "sse" or bool(body.stream))
     form, audio = audio_format(body.response_format), _begin(exchange, body, reads=reads)
     async with service.open(
         call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter

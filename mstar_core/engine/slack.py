@@ -1,0 +1,83 @@
+"""Device time that other work may take before sound that has begun runs dry.
+
+Sound that a client listens to has a time at which the client has played all of it. Encoders and new prompts yield to
+it: they take no more of the device than is left before the next piece of sound must be made. The worker's loop owns a
+`Slack` and shares it with its engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+MARGIN_S: Final = 0.05
+"""Seconds of sound that stay buffered, for the way to the client and errors of the estimate."""
+
+HOLD_LIMIT_S: Final = 1.0
+"""Time after which held work runs in any case, the oldest first and one item per step."""
+
+MOST_UNITS: Final = 1 << 62
+
+NEW_SHARE: Final = 0.125
+"""Weight of a new measurement in a running mean."""
+
+
+def no_listener() -> float:
+    """Return the slack of a rank without listeners: no limit."""
+    return math.inf
+
+
+@dataclass(slots=True)
+class Slack:
+    """Seconds that yielding work may take of the device now.
+
+    least_s: seconds until the first listener's next piece of sound must be begun, infinite without listeners.
+    in_flight_s: expected time of yielding work in flight. is_holding: work was held since the worker cleared this.
+    """
+
+    least_s: Callable[[], float] = no_listener
+    in_flight_s: float = 0.0
+    is_holding: bool = False
+
+    def left_s(self) -> float:
+        """Return the seconds that further yielding work may take; infinite without listeners."""
+        return self.least_s() - MARGIN_S - self.in_flight_s
+
+
+@dataclass(slots=True)
+class StepCost:
+    """Running means of the time of one node's steps: without yielding work, and per unit of it. Measured as they run.
+
+    A unit is a token or an element of an input. Before the first measurement all work costs nothing.
+    base_s: seconds of a step without units. added_s, units: of recent steps with units, each step counting less than
+    the one after it; their quotient hardly depends on steps of a few units.
+    """
+
+    base_s: float = 0.0
+    added_s: float = 0.0
+    units: float = 0.0
+
+    def add(self, seconds: float, units: int) -> None:
+        """Take the time of a step with so many units."""
+        if not units:
+            self.base_s = mean(self.base_s, seconds)
+        else:
+            self.added_s += max(0.0, seconds - self.base_s) - NEW_SHARE * self.added_s
+            self.units += units - NEW_SHARE * self.units
+
+    def of(self, units: int) -> float:
+        """Return the expected seconds that so many units add to a step."""
+        return units * self.added_s / self.units if self.units else 0.0
+
+    def units_within(self, seconds: float) -> int:
+        """Return the units that are expected to take no longer."""
+        if seconds <= 0:
+            return 0
+        return int(min(seconds * self.units / self.added_s, MOST_UNITS)) if self.added_s else MOST_UNITS
+
+
+def mean(before: float, new: float) -> float:
+    """Return a running mean with a new value; 0.0 has no values yet."""
+    return before + NEW_SHARE * (new - before) if before else new
