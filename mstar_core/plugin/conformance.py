@@ -126,6 +126,7 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
         "reference-chunked": "so do those of prompts that are read in pieces",
         "reference-preempted": "so do those of requests that are preempted in turn, in a cache too small for them",
         "reference-split": "so do those of a model that is split over two ranks",
+        "reference-parallel": "so do those of a model whose tensor-parallel nodes two ranks compute together",
     },
 }
 """Grade and module -> name -> what the check holds. The function has the same name, with underscores."""

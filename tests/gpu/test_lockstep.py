@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.conformance.two_ranks import linked
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.group.link import PlanReceiver
 from mstar_core.engine.kv.engine import KVCacheEngine
@@ -24,7 +25,6 @@ from mstar_core.layers.linear import fuse_projections
 from tests.engine.test_passes_loops import FLOWING, captured, flows
 from tests.engine.tiny_engine import TinyLM, generate, make_engine
 from tests.gpu.test_engine import REQUESTS, WideLM, wide_engine
-from tests.parallel.two_ranks import linked
 
 pytestmark = pytest.mark.gpu
 

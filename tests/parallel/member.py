@@ -18,13 +18,13 @@ from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.conformance.samples import greedy
+from mstar_core.conformance.two_ranks import CPU, built, engines
 from mstar_core.engine.group.link import GroupEnded, PlanReceiver, PlanSender
 from mstar_core.engine.group.plans import Checksum, Compare, StopPlans
 from mstar_core.errors import MstarError
 from mstar_core.parallel.groups import GroupPlace, RankGroup
 from mstar_core.parallel.meeting import Meeting
 from tests.families.families import SPECS
-from tests.parallel.two_ranks import CPU, built, engines
 
 NODES = ["LLM"]
 SAMPLES = ("sentence", "flushed")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mstar_core.conformance.two_ranks import FollowerThread, Meeting, led, linked, shards
 from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.group.link import GroupEnded
@@ -21,7 +22,6 @@ from mstar_core.worker.start.build import local_node
 from tests.engine.constrained import OBJECT, WORD, answers, constrained_engine, grammars, held
 from tests.engine.test_passes_loops import FLOWING, captured, flows
 from tests.engine.tiny_engine import LM, Driver, TinyLM, generate, make_engine, prompt
-from tests.parallel.two_ranks import FollowerThread, Meeting, led, linked, shards
 
 REQUESTS = [
     (prompt(1, 9), 30, SamplingParams()),

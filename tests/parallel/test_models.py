@@ -19,9 +19,9 @@ from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.resuming import known_ids
 from mstar_core.conformance.samples import greedy
+from mstar_core.conformance.two_ranks import parallel_runtime
 from mstar_core.messages.requests import Resume
 from tests.families.families import ROOT, SPECS
-from tests.parallel.two_ranks import parallel_runtime
 
 MODELS = {
     "llm": (("LLM",), ("question", "one id")),

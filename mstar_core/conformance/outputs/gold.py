@@ -19,6 +19,7 @@ from mstar_core.conformance.equality import joined_values, require_port
 from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.samples import LENGTH, greedy, mixed
+from mstar_core.conformance.two_ranks import parallel_runtime
 from mstar_core.errors import EngineError
 from mstar_core.graph import KV_CACHE
 from mstar_core.plugin.check.reference import FUNCTION, MODULE, Reference, ReferenceRequest
@@ -44,6 +45,9 @@ SMALL_BUDGET: Final = 5
 
 CROWD: Final = 8
 """Requests under pressure."""
+
+RANKS: Final = 2
+"""Ranks of a tensor-parallel group."""
 
 PAGE: Final = 4
 """Tokens of a page under pressure: small, so that short answers need several."""
@@ -95,6 +99,25 @@ def reference_split(subject: Subject) -> None:
     small = judge.small
     runtime = small.runtime(ranks=2) if small.can_spread else small.runtime(plan=_by_walk(small))
     judge.require_all(runtime, judge.mixed, "on two ranks")
+
+
+def reference_parallel(subject: Subject) -> None:
+    """Compare requests of a model whose tensor-parallel nodes are divided over two ranks. One without any passes."""
+    judge = _judge(subject)
+    small = judge.small
+    nodes = [node for node in small.spec.nodes if node.tensor_parallel and node.of is None]
+    if not nodes:
+        return
+    undivided = [
+        f"{what} of node {node.name}" for node in nodes for what, count in node.parallel_sizes if count % RANKS
+    ]
+    if undivided:
+        raise CheckSkipped(f"the {undivided[0]} in the tiny checkpoint cannot be divided by {RANKS}")
+    names = [node.name for node in nodes]
+    with parallel_runtime(small.spec, small.folder, [names], processor=small.processor) as (runtime, followers):
+        judge.require_all(runtime, judge.mixed, f"with {', '.join(names)} on two ranks")
+    if not all(follower.kinds for follower in followers):
+        raise EngineError("no sample runs a tensor-parallel node")
 
 
 class _Judge:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.conformance.two_ranks import Meeting, ThreadCollectives
 from mstar_core.parallel.shards import Shard
 from mstar_wan22.nodes.rotary import angles
 from mstar_wan22.nodes.transformer import TEXT_ROWS, Denoiser, sinusoid
 from mstar_wan22.request.schedule import step_table
-from tests.parallel.two_ranks import Meeting, ThreadCollectives
 
 from .conftest import GOLDEN, close
 

@@ -29,7 +29,8 @@ from mstar_core.worker.state.walks import resident_loops
 
 Engine = KVCacheEngine | StatelessEngine
 CPU: Final = torch.device("cpu")
-WAIT_S: Final = 10.0
+WAIT_S: Final = 120.0
+"""Longest wait of a thread for the other one. It fails at once if that one does."""
 
 
 class Meeting:
