@@ -11,6 +11,7 @@ from mstar_core.config.resolved import ApiConfig, IceServer
 from tests.api.conftest import Started
 from tests.api.realtime.client import service_of
 from tests.api.realtime.test_realtime_calls import calling, tone
+from tests.api.test_app_reload import reload
 from tests.fakes.ice_server import MAPPED, RELAYED, ice_server
 from tests.fakes.omni_model import SPEC
 
@@ -97,3 +98,11 @@ class Expiring(dict[str, str]):
 
     def __getitem__(self, name: str) -> str:
         return turn_password(self._secret, name)
+
+
+async def test_a_reload_takes_another_secret_for_later_calls(started: Started) -> None:
+    async with started(tone, model=SPEC, realtime_ice_servers=(EXPIRING,), ice_secrets=("north",)) as api:
+        for secret in ("north", "south"):
+            await reload(api, ice_secrets=(secret,))
+            (turn,) = (await api.client.post(SECRETS, json={})).json()["ice_servers"]
+            assert turn["credential"] == turn_password(secret, turn["username"])
