@@ -32,7 +32,7 @@ CHANNEL: Final = "oai-events"
 SOUND: Final = "response.output_audio.delta"
 HEARD_RATE: Final = 24_000
 GONE: Final = ("failed", "closed", "disconnected")
-OPEN_S: Final = 30.0
+OPEN_S: Final = 60.0
 """Time within which a client opens the data channel."""
 
 BUFFERED_BYTES: Final = 256 << 10
