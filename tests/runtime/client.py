@@ -17,8 +17,14 @@ import httpx
 from tests.fakes.tls import NO_AUTHORITIES
 
 LIMIT_S: Final = 120.0
-SURE: Final = {"temperature": 0, "repetition_penalty": 1, "noise": "off", "ignore_eos": True}
-"""Parameters with which the audio depends on the prompt only."""
+SURE: Final = {
+    "temperature": 0,
+    "repetition_penalty": 1,
+    "noise": "off",
+    "ignore_eos": True,
+    "first_window_frames": 4,
+}
+"""Parameters with which the audio depends on the prompt only, and has the windows of the reference."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import torch
 
 from mstar_core.layers import Rotary
 from mstar_orpheus.checkpoint.shipped import FOLDER
+from mstar_orpheus.plugin import Params
 from mstar_orpheus.vocoder import frames
 from tests.runtime.deployment import Deployment
 
@@ -65,6 +66,16 @@ def is_understood(patch: Patch) -> bool:
 
 def test_a_recognizer_understands_the_modules_of_the_plugin(monkeypatch: Patch) -> None:
     assert is_understood(monkeypatch)
+
+
+def test_the_first_window_sounds_like_that_of_the_reference() -> None:
+    """The default differs by less than another seed does; a window of two frames is heard."""
+    window = train("first_window")
+    found = window.compared(FOLDER, train("sentences").held_out(2, 1), [VOICE])
+    early = found[f"{Params().first_window_frames} frames"]
+    assert 0 < early.worst_db < found["another seed"].mean_db / 2
+    assert found["another seed"].worst_db < 1 < found["2 frames"].mean_db
+    assert found["2 frames"].mean_db < found["the next frame"].mean_db
 
 
 def positions_that_stand_still(patch: Patch) -> None:

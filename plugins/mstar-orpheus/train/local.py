@@ -54,12 +54,17 @@ class LocalSpeaker:
         llama, vocoder = (model.get_submodule(spec.node(name)) for name in ("LLM", "snac_decoder"))
         if not isinstance(llama, Llama) or not isinstance(vocoder, Vocoder):
             raise TypeError("orpheus has other nodes")
-        self._llama, self._vocoder, self._streams = llama, vocoder, streams
+        self._llama, self.vocoder, self._streams = llama, vocoder, streams
         self._config, self._processor = read_config(folder), Processor(folder, {})
 
     @torch.inference_mode()
     def speak(self, text: str, voice: str, seed: int, sampling: Mapping[str, float]) -> np.ndarray:
         """Return the sound of a text, float32 [samples]. sampling: temperature and top_p."""
+        return self._sound(self.ids(text, voice, seed, sampling))
+
+    @torch.inference_mode()
+    def ids(self, text: str, voice: str, seed: int, sampling: Mapping[str, float]) -> list[int]:
+        """Return the audio ids of a text."""
         request = PromptRequest(text=text, params=Params(voice=voice))
         prompt = torch.from_numpy(self._processor.process_prompt(request).arrays[PROMPT])
         generator = torch.Generator().manual_seed(seed)
@@ -73,14 +78,14 @@ class LocalSpeaker:
                 break
             if int(tokens) in self._config.audio_ids:
                 ids.append(int(tokens))
-        return self._sound(ids)
+        return ids
 
     def _sound(self, ids: list[int]) -> np.ndarray:
         config, frames = self._config, len(ids) // IDS_PER_FRAME
         if frames < WINDOW_FRAMES:
             return np.zeros(config.frame_samples, np.float32)
         whole = torch.tensor(ids[: frames * IDS_PER_FRAME])[None]
-        snac, size = self._vocoder.snac, config.frame_samples
+        snac, size = self.vocoder.snac, config.frame_samples
         if self._streams:
             whole = whole[0].unfold(0, WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME)
         levels = levels_from_codes(codes_from_ids(whole, config.ids.audio_offset, config.codebook_size))
