@@ -14,8 +14,15 @@ from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.engine.attention.flashinfer import import_library
 from mstar_core.engine.cache.sizing import CPU_POOL_BYTES
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
-from mstar_core.worker.start.build import attention_of, compute_dtype, pool_plans, preload, quantized_text
+from mstar_core.graph.declare.nodes import KV_CACHE, STATELESS, KVSpec, NodeSpec, Sampling
+from mstar_core.worker.start.build import (
+    attention_of,
+    compute_dtype,
+    pool_plans,
+    preload,
+    quantized_text,
+    staged_nodes,
+)
 
 CPU = torch.device("cpu")
 
@@ -108,3 +115,11 @@ def test_a_quantization_is_reported_in_one_line() -> None:
     assert quantized_text(Report()) == (
         "fp8 weights: 4,096 MiB to 2,048 MiB; outputs differ by q_proj 0.0250 (worst 0.0310)"
     )
+
+
+def test_weights_that_fit_only_once_quantized_are_loaded_in_host_memory() -> None:
+    encoder = NodeSpec(name="encoder", engine=STATELESS, weight_bytes=1 << 30)
+    decoder = NodeSpec(name="LLM", engine=KV_CACHE, kv=KVSpec(layers=1, kv_heads=1, head_dim=8), weight_bytes=60 << 30)
+    assert staged_nodes([encoder, decoder], 80 << 30) == frozenset()
+    assert staged_nodes([encoder, decoder], 62 << 30) == {"LLM"}, "a GPU keeps some memory beside the weights"
+    assert staged_nodes([encoder, decoder], 40 << 30) == {"LLM"}

@@ -209,7 +209,8 @@ def load_prepared(
         progress=progress,
     )
     own = [node for node in nodes if node.name not in shared]
-    staged = _staged(spec, own, device)
+    is_tight = spec.quantization != "none" and device.type == "cuda"
+    staged = staged_nodes(own, torch.cuda.mem_get_info(device)[0]) if is_tight else frozenset()
     loaded = load_nodes(model, context, [node for node in own if node.name not in staged])
     if staged:
         on_host = replace(context, device=torch.device("cpu"))
@@ -351,11 +352,8 @@ def _prepare(
                 log.info("node %s: %s", node.name, quantized_text(report))
 
 
-def _staged(spec: DeploymentSpec, nodes: Sequence[NodeSpec], device: torch.device) -> frozenset[str]:
-    """Return the nodes that are loaded in host memory because only their quantized weights fit the device."""
-    if spec.quantization == "none" or device.type != "cuda":
-        return frozenset()
-    free, _ = torch.cuda.mem_get_info(device)
+def staged_nodes(nodes: Sequence[NodeSpec], free: int) -> frozenset[str]:
+    """Return the nodes to load in host memory, because only their quantized weights fit `free` bytes of a device."""
     if sum(node.weight_bytes for node in nodes) + STAGING_MARGIN <= free:
         return frozenset()
     return frozenset(node.name for node in nodes if node.engine is KV_CACHE)
