@@ -108,7 +108,7 @@ def fresh_python(tmp_path: Path) -> FreshPython:
             "MSTAR_RUNTIME_DIR": str(tmp_path / "run"),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert result.returncode == 0, result.stderr
         told = json.loads(report.read_text(encoding="utf-8"))
         modules = frozenset(told["modules"])

@@ -215,8 +215,9 @@ class Pace:
     and whenever it has been ready and lived for lived_s. A deployment is unhealthy after restarts_max of one child
     within window_s. stacks_s: for a stuck child to write its stacks. cause_s: for other children to die of the same
     cause. standby_s: from ready to the start of a standby process, and standby_retry_s from the end of one that was not
-    used. host_silence_s: silence of an agent after which its host is lost; host_retry_s: before the second, third ...
-    attempt to replace it, and before the second, third ... restart for a broken link.
+    used. standby_answer_s: for one to take the place of a child; it waits for that only, and a new process takes longer
+    than a slow answer. host_silence_s: silence of an agent after which its host is lost; host_retry_s: before the
+    second, third ... attempt to replace it, and before the second, third ... restart for a broken link.
     """
 
     ping_s: float = 1.0
@@ -232,6 +233,7 @@ class Pace:
     cause_s: float = 0.3
     standby_s: float = 5.0
     standby_retry_s: float = 60.0
+    standby_answer_s: float = 5.0
     host_silence_s: float = 10.0
     host_retry_s: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
 

@@ -26,9 +26,6 @@ from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.ticks import sleep_to_tick
 
-TAKEN_S: Final = 1.0
-"""Longest wait for the answer of a standby process. It waits for this message only, so it answers at once."""
-
 MOST_FAILURES: Final = 3
 """Standby processes in a row that ended before they were ready, after which no other one is started."""
 
@@ -100,7 +97,7 @@ class Standby:
         self._release()  # at once: another child may die while this one waits for the answer
         try:
             writer.write(encode(Identity(module=module, arguments=tuple(arguments))))
-            async with asyncio.timeout(TAKEN_S):
+            async with asyncio.timeout(self._pace.standby_answer_s):
                 answer = _decode(await reader.readline())
             process.was_standby = isinstance(answer, Taken)
         except (OSError, TimeoutError, msgspec.DecodeError):

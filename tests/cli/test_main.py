@@ -24,6 +24,7 @@ from mstarctl.complete import voice_names, workload_names
 from mstarctl.main import VERBS, Verb
 from mstarctl.output.errors import render_error
 from tests.cli.conftest import Cli
+from tests.fakes.commands import output_of
 
 HEAVY = ("torch", "textual", "sanic", "httpx", "aiohttp", "yaml", "pluggy", "rich", "msgspec")
 
@@ -51,12 +52,9 @@ def test_help_imports_no_verb_and_nothing_heavy(fresh_mstarctl: Callable[..., An
 
 def user_s(body: str) -> float:
     """User time of a new interpreter that runs this: the best of five is steady on a loaded host."""
-    command = [sys.executable, "-c", f"import os, sys\n{body}\nprint(os.times().user, file=sys.stderr)"]
+    command = [sys.executable, "-c", f"import os\n{body}\nprint(os.times().user)"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    runs = (
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr for _ in range(5)
-    )
-    return min(map(float, runs))
+    return min(float(output_of(command, env=environment).splitlines()[-1]) for _ in range(5))
 
 
 def test_help_costs_little_processor_time() -> None:

@@ -91,7 +91,7 @@ def ray_node(
     ]
     try:
         environment = {**ENVIRONMENT, **variables}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         yield node
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,7 +160,7 @@ async def test_the_room_of_a_dead_supervisor_is_given_to_the_next(
     )
     await placer.release()
     words = [sys.executable, "-c", script, head, msgspec.json.encode((bundle, order)).decode()]
-    first = int(await asyncio.to_thread(subprocess.check_output, words, text=True))
+    first = int(await asyncio.to_thread(output_of, words))
     (agent,) = await placer.start((bundle,), order)
     assert is_alive(first), "its end is left to the missing pings"
     end(agent)

@@ -21,7 +21,12 @@ HOSTS: Final = (
     HostPlan(name="", address="127.0.0.1", title="a", node="node-a"),
     HostPlan(name=OTHER, address="127.0.0.2", title=OTHER, node="node-b"),
 )
-SILENCE_S: Final = 10.0
+SILENCE_S: Final = 60.0
+"""Silence of a host after which it is lost, unless a test changes it. No host is silent for so long by chance."""
+
+SOON_S: Final = 2.0
+"""The same where a test has made a host silent."""
+
 AGENT: Final = "mstar_core.agent"
 
 
@@ -52,10 +57,11 @@ class Spread(Mortal):
         self._relayed = relayed
 
     def start(self, *, makes_directory: bool = True, entry: Sequence[str] = ("-m", "tests.hosts.supervisor")) -> None:
+        self._set_silence(self._silence_s)
         super().start(makes_directory=makes_directory, entry=entry)
 
     def environment(self) -> dict[str, str]:
-        return {**super().environment(), SILENCE: str(self._silence_s), RELAYS: "1" if self._relayed else ""}
+        return {**super().environment(), RELAYS: "1" if self._relayed else ""}
 
     # -- the other host -----------------------------------------------------------------------------------------
 
@@ -76,16 +82,45 @@ class Spread(Mortal):
         return [each for each in self.processes() if AGENT in each.command]
 
     def lose_host(self) -> None:
-        """Kill every process of the other host at once."""
-        for pid in self.host_pids:
-            self.kill(pid)
+        """Kill every process of the other host at once, and wait until it is given up."""
+        with self.given_up():
+            for pid in self.host_pids:
+                self.kill(pid)
+
+    def lose_agent(self) -> None:
+        """Kill the agent of the other host, with which its processes end, and wait until it is given up."""
+        with self.given_up():
+            self.kill(self.agent)
+
+    @contextmanager
+    def given_up(self) -> Iterator[None]:
+        """Wait behind the block, which makes the other host silent, until it is given up. Releases what waits there."""
+        lost = self._losses()
+        yield
+        self.strikes.release()
+        self._set_silence(SOON_S)
+        until(lambda: self._losses() > lost, "the loss of the host")
+        self._set_silence(self._silence_s)
+
+    def _losses(self) -> int:
+        return sum(event["type"] == "host.lost" for event in self.events())
+
+    def _set_silence(self, seconds: float) -> None:
+        """Change the silence after which the other host is lost."""
+        path = self.root / SILENCE
+        path.with_suffix(".new").write_text(str(seconds))
+        path.with_suffix(".new").rename(path)
 
     @contextmanager
     def suspended_host(self) -> Iterator[None]:
-        """Suspend every process of the other host during the block: to the others it is as if cut off."""
+        """Suspend every process of the other host during the block: to the others it is as if cut off.
+
+        One that waited at a strike is released: it goes on behind the block.
+        """
         pids = self.host_pids
         for pid in pids:
             self.kill(pid, signal.SIGSTOP)
+        self.strikes.release()
         try:
             yield
         finally:
@@ -97,7 +132,7 @@ class Spread(Mortal):
         mark = self.root / CUT
         mark.with_suffix(".new").write_text(f"{sender} {receiver} {how}")
         mark.with_suffix(".new").rename(mark)
-        until(lambda: not mark.exists(), "the cut", END_S)
+        until(lambda: not mark.exists(), "the cut", 2 * END_S)
 
     @contextmanager
     def no_room(self) -> Iterator[None]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mstar_core.cluster.placer import AgentOrder, Bundle, Placer, StartedAgent
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.host.run_dir import runtime_root
 from mstar_core.messages.life import PeerUp
 from mstar_core.messages.wire import Message
 from mstar_core.supervisor import supervisor
@@ -22,10 +22,11 @@ from mstar_core.supervisor.child import Pace
 from mstar_core.supervisor.main import main
 from mstar_core.supervisor.outbound import Outbound
 from tests.fakes.placer import ProcessPlacer
+from tests.survival.strikes import Strikes
 from tests.transport.relay import Relay
 
-SILENCE: Final = "HOST_SILENCE_S"
-"""Environment variable: silence of a host after which it is lost."""
+SILENCE: Final = "silence"
+"""File in the runtime folder: seconds of silence after which a host is lost, which a test may change."""
 
 NO_ROOM: Final = "no_room"
 """File in the runtime folder: while it exists, no host has room for another agent."""
@@ -41,7 +42,7 @@ RELAYS: Final = "RELAYS"
 """Environment variable: not empty if connections between processes of two hosts can be cut."""
 
 HELD_S: Final = 0.3
-MOST_HELD_S: Final = 15.0
+MOST_HELD_S: Final = 60.0
 HELD_BYTES: Final = 200
 """A connection is cut once messages are on the way, which are larger than heartbeats and marks; at the latest then."""
 
@@ -52,7 +53,7 @@ class Machine(ProcessPlacer):
     def __init__(self, spec: DeploymentSpec) -> None:
         super().__init__({host.name: {"PYTHONPATH": os.environ["PYTHONPATH"]} for host in spec.hosts})
         self.addresses = {host.name: host.address for host in spec.hosts}
-        self._mark = Path(os.environ["MSTAR_RUNTIME_DIR"]) / NO_ROOM
+        self._mark = runtime_root() / NO_ROOM
 
     async def replace(self, bundle: Bundle, order: AgentOrder) -> StartedAgent:
         """See `Placer.replace`."""
@@ -63,6 +64,18 @@ class Machine(ProcessPlacer):
 def machine(spec: DeploymentSpec) -> Placer:
     """Return the placer of a deployment."""
     return Machine(spec)
+
+
+class ChangingPace(Pace):
+    """A pace whose limit for the silence of a host is the one that stands in `SILENCE` now."""
+
+    @property
+    def host_silence_s(self) -> float:
+        return float((runtime_root() / SILENCE).read_text())
+
+    @host_silence_s.setter
+    def host_silence_s(self, default: float) -> None:
+        """Take no default."""
 
 
 class CutOutbound(Outbound):
@@ -82,7 +95,7 @@ class CutOutbound(Outbound):
     @classmethod
     def cut_forever(cls) -> None:
         """Cut the connections that the test names, with what is on the way."""
-        mark = Path(os.environ["MSTAR_RUNTIME_DIR"]) / CUT
+        mark, strikes = runtime_root() / CUT, Strikes(runtime_root())
         while True:
             time.sleep(0.02)
             if not mark.exists():
@@ -93,6 +106,7 @@ class CutOutbound(Outbound):
             relays = [cls.relays[key] for key in keys]
             for relay in relays:
                 relay.hold()
+            strikes.release()  # the sender may wait for this
             time.sleep(HELD_S)
             end = time.monotonic() + MOST_HELD_S
             while not any(relay.held >= HELD_BYTES for relay in relays) and time.monotonic() < end:
@@ -110,11 +124,10 @@ if __name__ == "__main__":
         supervisor.Outbound = CutOutbound  # type: ignore[misc]
         threading.Thread(target=CutOutbound.cut_forever, daemon=True).start()
     main(
-        pace=Pace(
+        pace=ChangingPace(
             backoff_s=(0.05,),
             restarts_max=1_000_000,
             publish_s=0.05,
-            host_silence_s=float(os.environ[SILENCE]),
             host_retry_s=(0.2,),
         ),
         placer=machine,

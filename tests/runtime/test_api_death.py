@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from tests.runtime.client import LIMIT_S, SURE, Heard, new_client, request, speak
-from tests.runtime.deployment import Deployment, until
+from tests.runtime.deployment import PATIENT_S, Deployment, until
 
 BODY = request(**SURE, max_output_tokens=160)
 SPEECH = {"model": "orpheus", "input": "hello there", "seed": 3, "response_format": "wav", "max_output_tokens": 160}
+ENDLESS = {"max_output_tokens": 2000}
 KILLED_AT = (1, 12)
 """Lines with audio that the client has when the api is killed."""
 
@@ -22,7 +23,7 @@ KILLED_AT = (1, 12)
 @pytest.fixture(scope="module")
 def served() -> Iterator[Deployment]:
     """A deployment for five deaths; after the sixth one it would be unhealthy."""
-    with Deployment(max_concurrent_requests=8) as deployment:
+    with Deployment(max_concurrent_requests=8, hang_s=PATIENT_S) as deployment:
         yield deployment
 
 
@@ -98,9 +99,10 @@ async def test_speech_is_the_same_as_undisturbed(served: Deployment, options: di
         if options:
             heard = await pieces(client, body, killed=served)
         else:  # a response that has not begun is made again
-            waiting = asyncio.create_task(pieces(client, body))
-            await asyncio.to_thread(until, lambda: served.value("conductor.in_flight"), "the request")
-            await asyncio.to_thread(kill_api, served)
+            with served.paused("worker-0"):
+                waiting = asyncio.create_task(pieces(client, body))
+                await asyncio.to_thread(until, lambda: served.value("conductor.in_flight"), "the request")
+                await asyncio.to_thread(kill_api, served)
             heard = await waiting
     assert heard == calm
     await asyncio.to_thread(again_ready, served)
@@ -116,7 +118,7 @@ async def test_a_request_cancelled_during_the_restart_ends_with_an_error_line(an
                 cancels.append(asyncio.ensure_future(client.post("/v1/requests/cancelled-1/cancel")))
             return False
 
-        heard = await speak(client, {**BODY, "request_id": "cancelled-1"}, Heard(), strike)
+        heard = await speak(client, {**BODY, **ENDLESS, "request_id": "cancelled-1"}, Heard(), strike)
         answer = await cancels[0]
     assert answer.status_code < 300
     assert (heard.cut, heard.code) == (False, "cancelled"), heard

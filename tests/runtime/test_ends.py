@@ -35,8 +35,9 @@ async def test_a_killed_supervisor_takes_everything_along_and_the_name_is_free(r
     with Deployment(root=root) as first:
         async with Streams(first.url, [LONG] * 3) as streams:
             await streams.all_begun()
-            first.kill(first.pids()["supervisor"])
-            await asyncio.to_thread(until, lambda: not first.processes(), "the end of every process")
+            with first.paused("worker-0"):  # so that no stream ends before
+                first.kill(first.pids()["supervisor"])
+                await asyncio.to_thread(until, lambda: not first.processes(), "the end of every process")
             heard = await streams.all_ended()
         assert all(each.cut and each.done is None for each in heard)
         assert first.run.path.exists(), "no process was left to remove it"
@@ -72,13 +73,15 @@ async def drains(deployment: Deployment) -> None:
 
 
 async def test_a_second_sigterm_ends_at_once_and_tells_the_clients() -> None:
-    with Deployment() as deployment:
+    with Deployment(hang_s=PATIENT_S) as deployment:
         async with Streams(deployment.url, [LONG] * 3) as streams:
             await streams.all_begun()
             assert deployment.process is not None
-            deployment.process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(deployment.wait_event, "deployment.draining")
-            deployment.process.send_signal(signal.SIGTERM)
+            with deployment.paused("worker-0"):  # so that no stream ends before
+                deployment.process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(deployment.wait_event, "deployment.draining")
+                deployment.process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(deployment.wait_event, "deployment.stopping")
             heard = await streams.all_ended()
         assert all(each.done is None and (each.errors or each.cut) for each in heard)
         assert all(error["code"] == "draining" for each in heard for error in each.errors)

@@ -17,6 +17,9 @@ from tests.runtime.client import SURE, new_client, request, speak
 from tests.runtime.deployment import Deployment, until
 
 PARAMS: dict[str, Any] = {**SURE, "max_output_tokens": 160}
+LONG: dict[str, Any] = {**SURE, "max_output_tokens": 800}
+"""Parameters of a response in whose middle the api dies, also if its client is slow."""
+
 DETACH = {"X-Mstar-Detach": "true"}
 
 
@@ -45,9 +48,9 @@ async def test_numbers_stay_those_of_the_client_when_the_api_dies(served: Deploy
     """The client that stays has the whole response; one that joins after the death gets what follows a number."""
     lines: list[bytes] = []
     async with new_client(served.url) as client:
-        calm = await speak(client, request(**PARAMS))
+        calm = await speak(client, request(**LONG))
         headers = {"X-Request-ID": "kept", **DETACH}
-        async with client.stream("POST", "/generate", json=request(**PARAMS), headers=headers) as answer:
+        async with client.stream("POST", "/generate", json=request(**LONG), headers=headers) as answer:
             async for line in answer.aiter_lines():
                 if line:
                     lines.append(line.encode())

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,15 @@ from tests.fakes.child import STANDBY
 from tests.fakes.deployment import LIMIT_S, event, running
 
 Play = Callable[..., None]
-PACE: Final = Pace(watch_s=0.05, backoff_s=(0.01,), stop_s=3.0, lived_s=0.0, standby_s=0.1, standby_retry_s=0.1)
+PACE: Final = Pace(
+    watch_s=0.05,
+    backoff_s=(0.01,),
+    stop_s=3.0,
+    lived_s=0.0,
+    standby_s=0.1,
+    standby_retry_s=0.1,
+    standby_answer_s=LIMIT_S,
+)
 TWO_RANKS: Final = Plan(
     ranks=tuple(RankPlan(rank=rank, device="cpu", nodes=("LLM",)) for rank in (0, 1)),
     placements=(NodePlacement(node="LLM", replicas=((0,), (1,))),),
@@ -105,7 +114,7 @@ async def test_a_dead_standby_is_replaced_and_until_then_workers_are_spawned(log
 
 
 async def test_a_standby_that_does_not_answer_is_ended_and_a_new_process_started(logged_spec: Any, play: Play) -> None:
-    async with running(logged_spec(), PACE, STANDBY) as (supervisor, _):
+    async with running(logged_spec(), replace(PACE, standby_answer_s=0.5), STANDBY) as (supervisor, _):
         standby = await event(supervisor, "standby.ready")
         os.kill(standby["pid"], signal.SIGSTOP)
         kill(supervisor.children["worker-0"])

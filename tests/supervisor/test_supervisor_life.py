@@ -245,7 +245,7 @@ async def test_a_restart_renews_every_process_without_a_death(logged_spec: Any, 
 
 
 async def test_a_restart_during_a_back_off_leaves_one_process_of_each_name(logged_spec: Any, play: Play) -> None:
-    async with running(logged_spec(), Pace(watch_s=0.1, backoff_s=(0.2,), stop_s=3.0)) as (supervisor, _):
+    async with running(logged_spec(), Pace(watch_s=0.1, backoff_s=(60.0,), stop_s=3.0)) as (supervisor, _):
         await event(supervisor, "deployment.ready")
         worker = supervisor.children["worker-0"]
         os.kill(worker.pid or 0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Strikes: SIGKILL of a process when a process of the deployment sends a chosen message.
+"""Strikes: SIGKILL of a process, or a wait, when a process of the deployment sends a chosen message.
 
 The test writes strikes into the runtime folder of its deployment. `install` runs in each child and looks for the first
 strike that is left whenever a message is sent. With `record`, children write down the messages that they send, so that
@@ -26,11 +26,14 @@ FOLDER: Final = "strikes"
 DELIVERY_S: Final = 0.03
 """Time in which ZMQ's thread delivers a message that was sent before its sender dies."""
 
+TURN_S: Final = 0.01
+
 Side = Literal["before", "after"]
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """One kill. victim: name of the process that dies when `sender` sends the message.
+    """One kill. victim: name of the process that dies when `sender` sends the message; empty: none dies, and the
+    sender waits until the test releases it. Messages that it has sent before arrive.
 
     message: name of its class. part: a walk of RunWalks, or a port of Outputs; empty for any. count: the how manieth
     matching message since the strike became the first, for Outputs the how manieth output. side: whether the victim
@@ -38,9 +41,9 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     for any; the request that a new api sends for a dead one is its first.
     """
 
-    victim: str
     sender: str
     message: str
+    victim: str = ""
     part: str = ""
     count: int = 1
     side: Side = "after"
@@ -66,6 +69,7 @@ class Strikes:
 
     def arm(self, *strikes: Strike) -> None:
         """Replace all strikes. They fall one after the other."""
+        self.release()
         for path in self._folder.glob("*.json"):
             path.unlink(missing_ok=True)
         numbered = list(enumerate(strikes, start=self._armed))
@@ -79,6 +83,16 @@ class Strikes:
     def left(self) -> int:
         """Number of strikes that have not fallen."""
         return len(list(self._folder.glob("*.json")))
+
+    @property
+    def holds(self) -> bool:
+        """Whether a process waits at the message of a strike without a victim."""
+        return any(self._folder.glob("*.held"))
+
+    def release(self) -> None:
+        """Let that process go on."""
+        for path in self._folder.glob("*.held"):
+            path.unlink(missing_ok=True)
 
     def record(self) -> None:
         """Let the children write down what they send."""
@@ -144,8 +158,13 @@ class _Child:
         return before < strike.count <= self._seen
 
     def fall(self, path: Path, strike: Strike) -> None:
-        """Kill the victim. The strike is over first, since the victim may be this process."""
+        """Kill the victim, or wait. The strike is over first, since the victim may be this process."""
         with contextlib.suppress(FileNotFoundError):
+            if not strike.victim:
+                held = path.rename(path.with_suffix(".held"))
+                while held.exists():
+                    time.sleep(TURN_S)
+                return
             path.unlink()
             victim = int((self._folder / f"{strike.victim}.pid").read_text())
             with contextlib.suppress(ProcessLookupError):

@@ -11,7 +11,10 @@ HOST = "127.0.0.1"
 
 
 class Relay:
-    """Listens at `endpoint` and passes every connection on to a target. held: bytes received during a `hold`."""
+    """Listens at `endpoint` and passes every connection on to a target.
+
+    held: bytes received since the last `hold`. accepted: number of connections so far.
+    """
 
     def __init__(self, target: str) -> None:
         host, port = target.removeprefix("tcp://").split(":")
@@ -20,7 +23,7 @@ class Relay:
         self.endpoint = f"tcp://{HOST}:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self.held = 0
+        self.held = self.accepted = 0
         self._flows = threading.Event()
         self._flows.set()
         self._start(self._accept)
@@ -69,6 +72,7 @@ class Relay:
                     far = socket.create_connection(self._target)
                     stack.pop_all()
                 self._sockets += [near, far]
+                self.accepted += 1
                 self._start(self._copy, near, far)
                 self._start(self._copy, far, near)
 

@@ -167,7 +167,7 @@ def test_a_connection_that_is_cut_under_load_never_hides_a_loss(
         until(lambda: len(receiver.messages) == 200)
         relay.hold()  # what follows is on the way when the connection ends
         send(held)
-        time.sleep(0.3)
+        until(lambda: relay.held > len(BODY), courier)
         relay.drop()
         send(more)
         until(lambda: bool(receiver.breaks), courier)
@@ -188,7 +188,7 @@ def test_a_connection_that_is_cut_without_a_message_on_the_way_is_no_break(
             courier.send("worker-0", b"%08d" % round_number)
             until(lambda count=round_number + 1: len(receiver.messages) == count, courier)
             relay.cut()
-            time.sleep(0.2)
+            until(lambda count=round_number + 2: relay.accepted == count, courier)  # ZMQ has noticed
         courier.send_waiting()
         time.sleep(1.5)
         courier.send_waiting()

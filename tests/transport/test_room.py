@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -43,22 +42,21 @@ async def turns(count: int = 20) -> None:
 async def test_a_thread_commits_memory_and_the_tensors_fit_without_more(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committed, longest = Growth.commit, 0.0
+    committed, gate = Growth.commit, threading.Event()
 
     def slow(growth: Growth) -> OSError | None:
         assert threading.current_thread() is not threading.main_thread()
-        time.sleep(0.3)
+        assert gate.wait(60), "the loop goes on meanwhile"
         return committed(growth)
 
     monkeypatch.setattr(Growth, "commit", slow)
     room = Room(arena)
     waiting = asyncio.create_task(room.wait([100 * KIB, 80 * KIB]))
-    while not waiting.done():
-        began = time.monotonic()
-        await asyncio.sleep(0.005)
-        longest = max(longest, time.monotonic() - began)
+    await turns()
+    assert not waiting.done()
+    gate.set()
     await waiting
-    assert longest < 0.25 and room.has([100 * KIB, 80 * KIB])
+    assert room.has([100 * KIB, 80 * KIB])
     lend(arena, 100)
     lend(arena, 80)  # a growth would fail here: this is the main thread
 

@@ -86,7 +86,7 @@ def test_dtypes_and_attention_follow_the_device() -> None:
 
 def test_a_module_that_is_missing_disturbs_no_preload() -> None:
     thread = preload(("no_such_module_anywhere", "json"))
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

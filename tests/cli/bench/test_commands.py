@@ -23,6 +23,7 @@ from mstarctl.main import run
 
 TOKENIZER = Path(__file__).parents[3] / "plugins/mstar-orpheus/src/mstar_orpheus/checkpoint/mini/lm"
 ANSWERED = base64.b64decode(ANSWER).decode()
+LIMIT_S = 120.0
 FAST = ("--workload", "chat", "--warmup", "2", "--no-check", "--grace", "2s", "--plain")
 
 
@@ -223,14 +224,14 @@ def test_an_existing_result_is_not_overwritten(url: str, results: Path) -> None:
 
 def test_ctrl_c_keeps_the_result_and_is_exit_130(url: str, tmp_path: Path) -> None:
     out = tmp_path / "x"
-    words = ["bench", "run", "--url", url, "--rate", "20", "--duration", "30s", *FAST, "--out", str(out)]
+    words = ["bench", "run", "--url", url, "--rate", "20", "--duration", "600s", *FAST, "--out", str(out)]
     with subprocess.Popen([sys.executable, "-m", "mstarctl", *words], stderr=subprocess.PIPE) as process:
-        end = time.monotonic() + 20
+        end = time.monotonic() + LIMIT_S
         records = tmp_path / "x.partial" / "records.spool"
         while not (records.exists() and records.stat().st_size) and time.monotonic() < end:
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     facts = ResultFolder.opened(out).facts
     assert facts["is_interrupted"] and facts["statuses"]["ok"] > 0

@@ -14,6 +14,7 @@ import pytest
 from mstar_core.errors import ExitCode
 from mstarctl.commands.up import has_reader
 from tests.fakes.ports import free_port
+from tests.runtime.deployment import until
 
 # The console script, after a line that says that the interpreter has started: before, a signal ends it without a word.
 START = "import sys; from mstarctl.__main__ import main; print('begun', file=sys.stderr, flush=True); main()"
@@ -53,8 +54,12 @@ def interrupt_after(seconds: float, folder: Path) -> None:
     assert (up.returncode, out) == (ExitCode.INTERRUPTED, ""), err
     assert "Traceback" not in err and "error:" not in err
     assert [path for path in run.iterdir()] == [] if run.exists() else True
-    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
-    assert left == "", f"processes are left: {left}"
+    until(lambda: not processes_of(folder), f"the end of {processes_of(folder)}")
+
+
+def processes_of(folder: Path) -> str:
+    """Return the pids of the processes whose command lines name a folder."""
+    return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
 
 
 def test_up_ends_with_the_reader_of_its_output(tmp_path: Path) -> None:
