@@ -21,8 +21,9 @@ from mstar_core.cluster.placer import AgentOrder, Bundle, StartedAgent
 from mstar_core.cluster.ray_placer import RayPlacer
 from mstar_core.cluster.survey import survey
 from mstar_core.errors import ConfigError, StartError
-from tests.cluster.ray_nodes import RayNode, free_port, ray_node
+from tests.cluster.ray_nodes import RayNode, ray_node
 from tests.fakes.commands import output_of
+from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
