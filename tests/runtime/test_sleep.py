@@ -82,15 +82,19 @@ async def test_nodes_sleep_and_wake_alone(slept: Deployment) -> None:
 
 
 async def test_a_running_request_refuses_a_sleep_by_name(slept: Deployment) -> None:
-    body = request(**SURE, max_output_tokens=1500, request_id="long-1")
+    body = request(**SURE, max_output_tokens=2000, request_id="long-1")
+
+    def is_known() -> bool:  # to the supervisor, which hears of requests ten times a second
+        return any(item["id"] == "long-1" and item["ended"] is None for item in slept.admin("/v1/requests")["items"])
+
     async with Streams(slept.url, [body]) as streams:
         await streams.all_begun()
-        with slept.paused("worker-0"):  # so that the request does not end before
-            for order_body in ({}, {"nodes": [LLM]}):
-                with pytest.raises(httpx.HTTPStatusError) as refused:
-                    slept.admin("/v1/deployment/sleep", "POST", order_body)
-                assert refused.value.response.status_code == 409
-                assert "long-1" in refused.value.response.json()["detail"]
+        await asyncio.to_thread(until, is_known, "the request")
+        for order_body in ({}, {"nodes": [LLM]}):
+            with pytest.raises(httpx.HTTPStatusError) as refused:
+                slept.admin("/v1/deployment/sleep", "POST", order_body)
+            assert refused.value.response.status_code == 409
+            assert "long-1" in refused.value.response.json()["detail"]
     slept.assert_clean()
 
 

@@ -34,6 +34,9 @@ SHOWN: Final = 5
 REFUSAL_S: Final = 0.5
 """Time in which the processes report requests that prevent a sleep. One that has just ended prevents none."""
 
+CALLER_S: Final = 3.0
+"""Longest wait of a caller for a refusal, which comes late on a busy host. A sleep that goes well may last longer."""
+
 WAKE_HINT: Final = "mstarctl wake {name}"
 
 
@@ -207,7 +210,7 @@ class Sleeping:
     async def refused(self, operation: Mapping[str, Any]) -> None:
         """Wait a moment for the refusal of an order that has begun. Raises it: StateConflict, Unavailable."""
         latest = self._operations.latest
-        await self._deployment.changes.until(lambda: not self._operations.is_running, 2 * REFUSAL_S)
+        await self._deployment.changes.until(lambda: not self._operations.is_running, CALLER_S)
         if latest is not None and latest.number == operation["number"] and self._refusal is not None:
             raise self._refusal
 
