@@ -105,12 +105,14 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
 
 
 def read_only(folder: Path) -> sqlite3.Connection | None:
-    """Open the file for reading, None if it does not exist. Raises ConfigError."""
+    """Open the file for reading, None if it does not exist. All reads see one state. Raises ConfigError."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
-        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_MS / 1000)
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_MS / 1000)
+        connection.execute("BEGIN")
+        return connection
     except sqlite3.Error as error:
         raise ConfigError(f"{path} cannot be opened", str(error), file=str(path)) from error
 

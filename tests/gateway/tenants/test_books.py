@@ -19,7 +19,7 @@ from mstar_core.gateway.tenants import books
 from mstar_core.gateway.tenants.accounts.terms import Terms
 from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.figures import COLUMNS, Figures, UsageReport, report_of
-from mstar_core.gateway.tenants.store import opened, prepare, transact
+from mstar_core.gateway.tenants.store import opened, prepare, read_only, transact
 from mstar_core.observe.frames import RequestStatus
 
 NOW = 1_000_000.0
@@ -53,6 +53,16 @@ def totals(db: sqlite3.Connection) -> dict[str, float]:
     names = ("requests", "errors", "unknown", *COLUMNS)
     sums = db.execute(f"SELECT {', '.join(f'coalesce(sum({name}), 0)' for name in names)} FROM usage").fetchone()
     return dict(zip(names, sums, strict=True))
+
+
+def test_a_reader_sees_one_state_though_requests_end_meanwhile(db: sqlite3.Connection, tmp_path: Path) -> None:
+    admit(db, "r")
+    reader = read_only(tmp_path)
+    assert reader is not None
+    before = totals(reader)
+    book(db, report("r", 5))
+    assert (totals(reader), totals(db)["output_tokens"]) == (before, 5)
+    reader.close()
 
 
 def test_a_report_of_a_deployment_has_its_figures() -> None:
