@@ -49,6 +49,7 @@ class FakeDeployment:
     name: str = ""
     handler: Handler | None = None
     aliases: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ("text",)
     key: str | None = None
     is_local: bool = True
     received: list[Received] = field(default_factory=list)
@@ -88,7 +89,8 @@ class FakeDeployment:
         body = await request.content.read()
         self.received.append(Received(request.method, request.raw_path, request.headers.copy(), body))
         if request.path == "/v1/models":
-            card = {"id": self.name or self.model, "object": "model", "aliases": [f"{self.model}-weights"]}
+            names = {"id": self.name or self.model, "aliases": [f"{self.model}-weights"]}
+            card = {**names, "object": "model", "output_modalities": self.outputs}
             return web.json_response({"object": "list", "data": [card]})
         return web.json_response({"by": self.name or self.model, "size": len(body)})
 

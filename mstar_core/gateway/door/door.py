@@ -27,6 +27,7 @@ from mstar_core.gateway.door.own.routes import OwnRoutes
 from mstar_core.gateway.door.paths import (
     EVENT_ROUTES,
     LISTS,
+    MADE,
     MAKERS,
     VOICES,
     PathParts,
@@ -226,13 +227,18 @@ class Door:
         return model
 
     async def _default(self, ask: Ask, key: str | None) -> str:
-        """Return the model of a request that names none: of the page that sent it, or the only one there is."""
+        """Return the model of a request that names none: of the page that sent it, or the only one for its route."""
         names = self._names(key)
         page = chosen(ask.request.cookies.get(COOKIE))
         if page in names and page is not None:
             return page
         if ask.request.method == "OPTIONS" and names:
             return names[0]  # a browser asks before a request whose body names the model
+        modality = MADE.get(ask.parts.path)
+        if len(names) > 1 and modality is not None:
+            await self.cards.refresh(self.fleet.models())
+            makers = [name for name in self.cards.makers(modality) if name in names]
+            names = makers if len(makers) == 1 else names
         if len(names) != 1:
             raise no_model(names)
         return names[0]

@@ -35,6 +35,9 @@ VOICES: Final = "/v1/audio/voices"
 LISTS: Final = ("/v1/videos", VOICES)
 """Routes that list what was made, of all keys that a deployment knows."""
 
+MADE: Final = {"/v1/videos": "video"}
+"""Routes that need no name of a model where only one makes what they are about, an output modality."""
+
 SEARCHED_BYTES: Final = 8192
 """First bytes of an answer in which its id is looked for."""
 

@@ -81,6 +81,15 @@ async def test_a_request_without_a_model_gets_the_names(opened: Opened) -> None:
     assert "llm, omni" in answer["detail"]
 
 
+async def test_a_list_of_videos_comes_from_the_only_model_that_makes_them(opened: Opened) -> None:
+    gateway = await opened(FakeDeployment("llm"), FakeDeployment("wan", outputs=("video",)))
+    status, answer = await gateway.json("GET", "/v1/videos?limit=2")
+    assert (status, answer["by"]) == (200, "wan")
+    several = await opened(*(FakeDeployment(name, outputs=("video",)) for name in ("wan", "wan-large")))
+    status, answer = await several.json("GET", "/v1/videos")
+    assert (status, answer["error"]["param"]) == (400, "model")
+
+
 async def test_an_unknown_model_gets_the_nearest_names(opened: Opened) -> None:
     gateway = await opened(FakeDeployment("qwen3-omni"), FakeDeployment("llm"))
     status, answer = await gateway.json("POST", "/v1/completions", json={"model": "qwen3-omin"})

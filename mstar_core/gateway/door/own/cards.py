@@ -50,6 +50,14 @@ class Cards:
         """Return the model of which a card has this id or alias."""
         return next((model for model, cards in self.known.items() if name in _names(cards)), None)
 
+    def makers(self, modality: str) -> list[str]:
+        """Return the models whose cards have this output modality."""
+        return [
+            model
+            for model, cards in self.known.items()
+            if any(modality in card.get("output_modalities", ()) for card in cards)
+        ]
+
     def listed(self, statuses: Iterable[ModelStatus], locked: Collection[str] = ()) -> list[Card]:
         """Return the cards of models with their states; of a model that was never loaded the name alone.
 
