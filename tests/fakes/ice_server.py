@@ -18,14 +18,13 @@ REALM = "test"
 class IceServer(asyncio.DatagramProtocol):
     """Answers Binding with MAPPED; Allocate with RELAYED for a user of `users` (name -> password). RFC 8489, RFC 8656.
 
-    bindings: Binding requests that came. allocated: names of users that hold an address. allocations: all that did.
+    bindings: Binding requests that came. allocated: user of each address that is held. refused: wrong passwords.
     """
 
     def __init__(self) -> None:
         self.users: dict[str, str] = {}
         self.bindings = 0
         self.allocated: list[str] = []
-        self.allocations: list[str] = []
         self.refused = 0
         self.port = 0
         self._transport: asyncio.DatagramTransport | None = None
@@ -59,7 +58,6 @@ class IceServer(asyncio.DatagramProtocol):
         lifetime = request.attributes["LIFETIME"]
         if method == stun.Method.ALLOCATE:
             self.allocated.append(user)
-            self.allocations.append(user)
         elif lifetime == 0:
             self.allocated.remove(user)
         facts = {"LIFETIME": lifetime, "XOR-MAPPED-ADDRESS": MAPPED, "XOR-RELAYED-ADDRESS": RELAYED}
