@@ -391,6 +391,7 @@ class ManagedFleet:
                 await self._end(asleep)
         name = await self._free_name(model)
         async with self._room(model, need, name, patience_s):
+            was_own = name in self._owned
             self._owned.add(name)
 
             async def begin() -> Any:
@@ -401,8 +402,9 @@ class ManagedFleet:
             try:
                 launch = await self._taken(begin, model, need, name, patience_s)
             except MstarError as error:
-                if error.code == "name_in_use":  # another gateway was faster: its deployment is followed
-                    self._owned.discard(name)
+                if error.code == "name_in_use":  # another gateway was faster, or one before this: it is followed
+                    if not was_own:
+                        self._owned.discard(name)
                     await self._clock.wait(asyncio.Event(), SCAN_S)
                     return False
                 raise
@@ -583,6 +585,7 @@ class ManagedFleet:
         await self._host.end(member.name)
         member.state, member.replica, member.head = ModelState.ABSENT, None, None
         self._owned.discard(member.name)
+        member.is_own = False  # the next one of this name may be another's
 
     # -- waiting --------------------------------------------------------------------------------------------------
 

@@ -87,8 +87,8 @@ def killed_after(lines: int, state: Path) -> None:
 
 
 async def test_killed_gateways_leave_nothing_held_wrongly(ledger: Path) -> None:
-    """The first is killed while it loads a model, the second while another model has to sleep."""
-    for lines in (1, 5):
+    """The first is killed while it loads a model, the next beside one that serves, the last while one has to sleep."""
+    for lines in (1, 3, 5):
         await asyncio.to_thread(killed_after, lines, ledger / "state")
         check_ledger()
     fleet = fake_fleet(ledger / "state", MODELS)
@@ -100,6 +100,7 @@ async def test_killed_gateways_leave_nothing_held_wrongly(ledger: Path) -> None:
     finally:
         await fleet.close(is_final=True)
     assert held() == {key: {} for key in KEYS}
+    assert [run.name for run in deployments() if run.holder() is not None] == [], "the last one ends what all started"
 
 
 def test_the_words_of_an_entry_are_those_of_up() -> None:

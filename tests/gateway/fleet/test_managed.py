@@ -348,6 +348,20 @@ def test_the_next_gateway_adopts_what_runs_and_ends_only_what_gateways_started(t
     assert host.log == ["start a", "end a"] and set(host.deployments) == {"b"}
 
 
+def test_a_name_whose_deployment_has_ended_may_be_an_operators_next(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        await stage.later(8)
+        assert stage.host.log == ["start a", "end a"]
+        stage.host.adopt("a", "a")
+        await stage.later(2)
+        assert stage.status("a").state is ModelState.IDLE
+        await stage.fleet.close(is_final=True)
+        assert set(stage.host.deployments) == {"a"}, "the gateway ends only what it has started"
+
+    played(play, tmp_path, THREE, FakeHost(THREE, unplaced={"a"}), a={"keep_text": "idle 5s"})
+
+
 def test_two_models_that_each_hold_what_the_other_needs_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("left")
