@@ -380,22 +380,37 @@ def test_a_cancel_in_the_middle_frees_everything(kind: str, small: Deployment) -
     long = {"num_timesteps": 1000} if kind == "image" else {"think": True, "ignore_eos": True}
     fields = {"text": "a boat", "output_modalities": "image", "request_id": f"long-{kind}", "streaming": "false"}
     kwargs = {"model_kwargs": json.dumps({**SMALL, **long})}
+    before = language_steps(small)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         call = threads.submit(httpx.post, f"{small.url}/generate", data={**fields, **kwargs}, timeout=120)
         until(small.leaks, "a running request")
         ended = httpx.post(f"{small.url}/v1/requests/long-{kind}/cancel", timeout=120)
         assert (ended.status_code, call.result(120).status_code) == (200, 499)
         small.assert_clean()
+    assert language_steps(small) - before < FEW_STEPS
+
+
+FEW_STEPS = 800
+"""A request that is not ended early takes 1,000."""
+
+
+def language_steps(server: Deployment) -> float:
+    """Return the steps of the language model so far, as of its last telemetry."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=120).text.splitlines()
+    counts = [line.split()[-1] for line in lines if line.startswith('mstar_step_seconds_count{node="LLM"}')]
+    return sum(map(float, counts))
 
 
 def test_a_client_that_leaves_after_a_partial_image_ends_its_request(small: Deployment) -> None:
     body = {"prompt": "a boat", "stream": True, "partial_images": 3, **SMALL, "num_timesteps": 1000}
-    with httpx.stream("POST", f"{small.url}/v1/images/generations", json=body, timeout=60) as answer:
+    before = language_steps(small)
+    with httpx.stream("POST", f"{small.url}/v1/images/generations", json=body, timeout=120) as answer:
         lines = answer.iter_lines()
         assert (
             json.loads(next(lines).removeprefix("data:"))["type"] == "image_generation.partial_image" and small.leaks()
         )
     small.assert_clean()
+    assert language_steps(small) - before < FEW_STEPS
 
 
 BAD: list[tuple[dict[str, Any], int, str]] = [
