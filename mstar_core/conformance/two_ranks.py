@@ -33,7 +33,7 @@ WAIT_S: Final = 120.0
 """Longest wait of a thread for the other one. It fails at once if that one does."""
 
 
-class Meeting:
+class ThreadMeeting:
     """The place where the threads of a group exchange values."""
 
     def __init__(self, size: int = 2) -> None:
@@ -52,7 +52,7 @@ class Meeting:
 class ThreadCollectives:
     """Collectives of one rank; the sum has the order of the ranks."""
 
-    def __init__(self, meeting: Meeting, index: int) -> None:
+    def __init__(self, meeting: ThreadMeeting, index: int) -> None:
         self._meeting, self._index = meeting, index
         self.count = 0
 
@@ -87,7 +87,7 @@ def kinds_of(plan: Plan) -> list[str]:
 class FollowerThread:
     """The loop of a follower. error: what ended it early. is_skewed: make its last ids differ from the leader's."""
 
-    def __init__(self, receiver: PlanReceiver, engines: Mapping[str, Engine], meeting: Meeting) -> None:
+    def __init__(self, receiver: PlanReceiver, engines: Mapping[str, Engine], meeting: ThreadMeeting) -> None:
         collectives: Any = ThreadCollectives(meeting, 1)
         self.engines = engines
         self._nodes = {name: engine.follower(collectives) for name, engine in engines.items()}
@@ -127,7 +127,9 @@ def linked(folder: Path) -> Iterator[tuple[PlanSender, PlanReceiver]]:
 
 
 @contextmanager
-def led(leaders: Mapping[str, Engine], followers: Mapping[str, Engine], meeting: Meeting) -> Iterator[FollowerThread]:
+def led(
+    leaders: Mapping[str, Engine], followers: Mapping[str, Engine], meeting: ThreadMeeting
+) -> Iterator[FollowerThread]:
     """Let engines lead followers during the block, and check that the follower carried out every plan."""
     with tempfile.TemporaryDirectory(prefix="tp-", dir="/tmp") as folder, linked(Path(folder)) as (sender, receiver):
         thread = FollowerThread(receiver, followers, meeting)
@@ -144,7 +146,7 @@ def led(leaders: Mapping[str, Engine], followers: Mapping[str, Engine], meeting:
             raise thread.error
 
 
-def shards(meeting: Meeting) -> tuple[Shard, Shard]:
+def shards(meeting: ThreadMeeting) -> tuple[Shard, Shard]:
     """Return the places of both ranks."""
     first, second = (Shard(index=i, size=2, collectives=ThreadCollectives(meeting, i)) for i in range(2))
     return first, second
@@ -155,7 +157,7 @@ def parallel_runtime(
     spec: ModelSpec, folder: Path, groups: Sequence[Sequence[str]], settings: RuntimeSettings | None = None, **more: Any
 ) -> Iterator[tuple[LocalRuntime, list[FollowerThread]]]:
     """Make a runtime in which two ranks compute the nodes of each group. Yields it with the follower of each group."""
-    meetings = [Meeting() for _ in groups]
+    meetings = [ThreadMeeting() for _ in groups]
     sides = [
         tuple(built(spec, folder, nodes, shard) for shard in shards(meeting))
         for nodes, meeting in zip(groups, meetings, strict=True)

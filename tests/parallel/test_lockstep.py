@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.conformance.two_ranks import FollowerThread, Meeting, led, linked, shards
+from mstar_core.conformance.two_ranks import FollowerThread, ThreadMeeting, led, linked, shards
 from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.group.link import GroupEnded
@@ -37,7 +37,7 @@ FEW = {"token_budget": 16}
 @contextmanager
 def pair(**changes: Any) -> Iterator[tuple[KVCacheEngine, FollowerThread]]:
     """Make a leader and a follower of one node."""
-    meeting = Meeting()
+    meeting = ThreadMeeting()
     spec = local_node(changes.pop("spec", LM), 2)
     leader, follower = (
         make_engine(spec=spec, module=TinyLM(shard=shard), is_captured=False, **changes) for shard in shards(meeting)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.conformance.two_ranks import Meeting, ThreadCollectives
+from mstar_core.conformance.two_ranks import ThreadCollectives, ThreadMeeting
 from mstar_core.parallel.shards import Shard
 from mstar_wan22.nodes.rotary import angles
 from mstar_wan22.nodes.transformer import TEXT_ROWS, Denoiser, sinusoid
@@ -79,7 +79,7 @@ def test_positions_and_times(case: str) -> None:
 @pytest.mark.parametrize(("branches", "exchanges"), [(2, 1), (1, 9)])
 def test_two_ranks_share_a_video_by_branches_or_by_tokens(branches: int, exchanges: int) -> None:
     """A layer's division of tokens takes four exchanges, and the last one returns all tokens."""
-    checkpoint, meeting = GOLDEN.of_kind(expands=False), Meeting()
+    checkpoint, meeting = GOLDEN.of_kind(expands=False), ThreadMeeting()
     table, _ = step_table(4, 5.0, (5.0, 5.0), None, "diffusers", "unipc")
     network = GOLDEN.transformer(checkpoint)
     draw = torch.Generator().manual_seed(1)
