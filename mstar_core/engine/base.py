@@ -172,11 +172,15 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """Values of one loop iteration on ports that are not sampled, in order. Of several candidates: stacked."""
+    """Values of one loop iteration on ports that are not sampled, in order. Of several candidates: stacked.
+
+    is_dry: the loop waits for the next item of the stream that feeds it.
+    """
 
     job: Job
     iteration: int
     outputs: dict[str, Tensor]
+    is_dry: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,13 +46,14 @@ class StreamItems(msgspec.Struct, frozen=True, kw_only=True, tag="stream_items")
 
 
 class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor"):
-    """Worker to worker: one tensor item of a stream."""
+    """Worker to worker: one tensor item of a stream. is_dry: its producer waits for an item of its own stream."""
 
     stream: str
     handle: int
     index: int
     ref: TensorRef
     sent: float = 0.0
+    is_dry: bool = False
 
 
 NO_SOUND: Final = -1.0

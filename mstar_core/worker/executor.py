@@ -7,6 +7,7 @@ frees everything of a request.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -103,6 +104,10 @@ log = logging.getLogger(__name__)
 
 SAVED_BYTES: Final = 256 << 20
 """Largest state of a loop that is saved. A loop with a larger one begins anew after a death."""
+
+
+EARLY_S: Final = 0.25
+"""Sound that the client still has when items are handed over early: time to make more of it."""
 
 
 class Guard:
@@ -265,7 +270,29 @@ class Executor:
             inbox = self._streams.inbox(request, message.stream)
             inbox.came(message.sent, self._clock())
             inbox.put_tensor(message.index, self.read(message.ref))
+            inbox.is_dry = message.is_dry
             self._streams.serve(request, message.stream)
+
+    def hand_over_early(self) -> int:
+        """Hand over items that wait for a whole chunk if the client's sound is about to run dry. Returns their streams.
+
+        Their producers wait for an item of their own streams, such as more of a text that arrives while it is spoken.
+        """
+        due = [key for key, request in self._streams.held.items() if self._early_in_s(request) <= 0]
+        for key in due:
+            request = self._streams.held.pop(key)
+            if self.requests.get(request.handle) is request:
+                with self._guard(request):
+                    self._streams.serve(request, key[1], is_early=True)
+        return len(due)
+
+    def early_in_s(self) -> float:
+        """Return the seconds until `hand_over_early` has something to do, infinite if nothing waits."""
+        return min((max(0.0, self._early_in_s(request)) for request in self._streams.held.values()), default=math.inf)
+
+    def _early_in_s(self, request: WorkerRequest) -> float:
+        is_open = self.requests.get(request.handle) is request
+        return -self._jobs.urgency(request) - EARLY_S if is_open else 0.0
 
     def cache_moved(self, message: CacheMoved) -> None:
         """Take a cache of another rank."""
@@ -433,7 +460,7 @@ class Executor:
                 if tensor is None:
                     continue
                 if outlet.stream is not None:
-                    self._streams.put(request, outlet.stream, tensor)
+                    self._streams.put(request, outlet.stream, tensor, is_dry=emission.is_dry)
                 if outlet.modality is not None:
                     self._emit(request, outlet.port, outlet.modality, tensor, {"step": emission.iteration}, scores)
 

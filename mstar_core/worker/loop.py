@@ -128,6 +128,7 @@ class Worker:
             came += adapters.finish(self.life.answer)
         if self.executor.inputs.waiting:
             came += self.executor.begin_with_inputs()
+        came += self.executor.hand_over_early()
         if self.sleep.is_working:
             came += self.sleep.turn()
         if came and self.sleep.asleep:
@@ -187,6 +188,7 @@ class Worker:
             due = min(due, self.late.wait_s())
         if self.outbox.journal.is_waiting:
             due = min(due, self.outbox.journal.wait_s)
+        due = min(due, self.executor.early_in_s())
         if self.slack.is_holding:
             due = min(due, HOLD_NAP_S)
         return due

@@ -190,10 +190,15 @@ class Outbox:
         ahead.append(ahead_s)
         needed.append(needed_s)
 
-    def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
-        """Put one tensor item on a stream whose consumer is on another rank."""
+    def stream_tensor(
+        self, rank: int, stream: str, handle: int, index: int, tensor: Tensor, *, is_dry: bool = False
+    ) -> None:
+        """Put one tensor item on a stream whose consumer is on another rank. is_dry: see StreamTensor."""
         name = worker_name(rank)
-        message: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=self._sent(name))
+        sent = self._sent(name)
+        message: partial[Any] = partial(
+            StreamTensor, stream=stream, handle=handle, index=index, sent=sent, is_dry=is_dry
+        )
         self._turn.control.append((name, self._with_tensor(message, tensor, name)))
 
     def cache(

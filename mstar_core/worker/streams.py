@@ -14,22 +14,31 @@ from mstar_core.worker.state.stream_inbox import StreamInbox
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.base import Handle
+
 Deliver = Callable[[WorkerRequest, WaitingChunk, "tuple[Chunk, Tensor] | None"], None]
 """Called with the next chunk for a waiting walk, or None after the end of the stream."""
 
 
 class Streams:
-    """Streams of all requests. Owned by the executor; each request owns its buffers."""
+    """Streams of all requests. Owned by the executor; each request owns its buffers.
+
+    held: requests and streams with items that may be handed over early, see `LeftContext.early`.
+    """
 
     def __init__(self, spec: ModelSpec, rank: int, outbox: Outbox, deliver: Deliver) -> None:
         self._rank = rank
         self._outbox = outbox
         self._deliver = deliver
         self._streams = {stream.name: stream for stream in spec.streams}
+        self.held: dict[tuple[Handle, str], WorkerRequest] = {}
         self._of_ids = {stream.name for stream in spec.streams if _takes_ids(stream)}
 
-    def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
-        """Put a value on a stream: as single ids if the consumer takes ids of shape [n], else as one item."""
+    def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor, *, is_dry: bool = False) -> None:
+        """Put a value on a stream: as single ids if the consumer takes ids of shape [n], else as one item.
+
+        is_dry: the value's producer waits for an item of its own stream.
+        """
         if stream.name in self._of_ids:
             for value in tensor.reshape(-1).tolist():
                 self.put_id(request, stream, int(value))
@@ -38,15 +47,19 @@ class Streams:
         if rank is None:
             return
         if rank == self._rank and stream.name in request.split_streams:
-            self.inbox(request, stream.name).put_tensor(_count(request, stream), tensor)
+            inbox = self.inbox(request, stream.name)
+            inbox.put_tensor(_count(request, stream), tensor)
+            inbox.is_dry = is_dry
             self.serve(request, stream.name)
         elif rank == self._rank:
             inbox = self.inbox(request, stream.name)
             request.produced.add(stream.name)
             inbox.put_tensor(inbox.received, tensor)
+            inbox.is_dry = is_dry
             self.serve(request, stream.name)
         else:
-            self._outbox.stream_tensor(rank, stream.name, request.handle, _count(request, stream), tensor)
+            index = _count(request, stream)
+            self._outbox.stream_tensor(rank, stream.name, request.handle, index, tensor, is_dry=is_dry)
 
     def put_id(self, request: WorkerRequest, stream: Stream, value: int) -> None:
         """Put one id on a stream."""
@@ -93,16 +106,23 @@ class Streams:
             )
         return inbox
 
-    def serve(self, request: WorkerRequest, name: str) -> None:
-        """Hand the waiting walk its next chunk, or the end of the stream; a loop in the engine gets all new ids."""
+    def serve(self, request: WorkerRequest, name: str, *, is_early: bool = False) -> None:
+        """Hand the waiting walk its next chunk, or the end of the stream; a loop in the engine gets all new ids.
+
+        is_early: a chunk may have fewer items than are due.
+        """
+        if self.held:
+            self.held.pop((request.handle, name), None)
         if name not in request.waiting:
             if name in request.inboxes:
                 request.inboxes[name].hand_over()
             return
         inbox = self.inbox(request, name)
         while (waiting := request.waiting.get(name)) is not None:  # a walk that leaves chunks out waits again at once
-            popped = inbox.pop()
+            popped = inbox.pop(is_early=is_early)
             if popped is None and not inbox.is_finished:
+                if inbox.has_early:
+                    self.held[request.handle, name] = request
                 return
             del request.waiting[name]
             self._deliver(request, waiting, popped)

@@ -218,3 +218,29 @@ def test_chunks_grow_up_to_the_largest() -> None:
     chunks = iter(cursor.pop, None)
     assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 1), (1, 3), (3, 7), (7, 15), (15, 20)]
     assert cursor.finished
+
+
+def test_items_are_handed_over_early_where_the_policy_allows_it() -> None:
+    cursor = ChunkCursor(LeftContext(8, 0, first=1, grows=True, early=True))
+    assert cursor.pop(is_early=True) is None
+    taken = []
+    for count in (1, 1, 5, 0, 7, 3):
+        cursor.push(count)
+        while (chunk := cursor.pop()) is not None or (chunk := cursor.pop(is_early=True)) is not None:
+            taken.append((chunk.start, chunk.stop, chunk.first, chunk.last))
+    # A chunk that came early counts for the growth as any other.
+    assert taken == [
+        (0, 1, True, False),
+        (1, 2, False, False),
+        (2, 4, False, False),
+        (4, 7, False, False),
+        (7, 13, False, False),
+        (13, 14, False, False),
+        (14, 16, False, False),
+        (16, 17, False, False),
+    ]
+    cursor.end(17)
+    assert cursor.finished
+    whole = ChunkCursor(LeftContext(8, 0))
+    whole.push(5)
+    assert whole.pop(is_early=True) is None

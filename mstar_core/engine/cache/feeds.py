@@ -109,6 +109,10 @@ class Feeds:
         """Return whether a slot has no item for another iteration."""
         return bool(self.taken[slot] >= self.came[slot]) and not self.goes_on[slot]
 
+    def is_dry_after(self, slot: int, count: int) -> bool:
+        """Return whether a slot will have no item for another iteration once `count` are taken."""
+        return bool(self.taken[slot] + count >= self.came[slot]) and not self.goes_on[slot]
+
     def coming(self, slot: int, most: int) -> np.ndarray:
         """Return up to `most` next items of a slot without taking them, int64; NO_ITEM after the end."""
         at, came = int(self.taken[slot]), int(self.came[slot])

@@ -280,7 +280,8 @@ class DecodeScheduler:
             job, loop = branch.job, branch.loop
             if job is not None and loop is not None and job.loop is not None and job.loop.emit:
                 values = {port: shares[port][index] for port in job.loop.emit if port in shares}
-                yield Emission(job=job, iteration=loop.limit - int(left[at]) - 1, outputs=values)
+                is_dry = self._requests.is_starving(branch)
+                yield Emission(job=job, iteration=loop.limit - int(left[at]) - 1, outputs=values, is_dry=is_dry)
             at += 1
 
     def _shares(self, port: str, value: Tensor) -> Sequence[Tensor]:

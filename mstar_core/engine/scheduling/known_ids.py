@@ -143,7 +143,7 @@ class KnownIds:
             branch.forward.is_replay = False
         else:
             branch.forward = self._pass_of_values(branch, known.values[span], items, known.states)
-        self._report(branch, span)
+        self._report(branch, span, is_dry=feeds is not None and feeds.is_dry_after(slot, count))
         return True
 
     def take_pass(self, result: StepResult, branch: Branch, forward: ForwardPass) -> None:
@@ -216,12 +216,13 @@ class KnownIds:
             states[into] = self._memory.loop.shaped(into, outputs[out].reshape(forward.tokens, -1)[-1])[None]
         return states
 
-    def _report(self, branch: Branch, span: slice) -> None:
-        """Report known iterations with the next step, as those that a step has computed."""
+    def _report(self, branch: Branch, span: slice, *, is_dry: bool) -> None:
+        """Report known iterations with the next step, as those that a step has computed. is_dry: after the last one."""
         job, loop = branch.job, branch.loop_state
         assert job is not None and job.loop is not None and loop.known is not None
         ready, ids = self._requests.ready, loop.known.ids[span]
-        keys = np.full(len(ids), int(job.key), dtype=np.int64)
+        count = len(ids)
+        keys = np.full(count, int(job.key), dtype=np.int64)
         if ready.loop is not None:
             keys, ids = np.concatenate([ready.loop.keys, keys]), np.concatenate([ready.loop.ids, ids])
         ready.loop = LoopStep(keys=keys, ids=ids)
@@ -230,7 +231,10 @@ class KnownIds:
             iteration = loop.limit - int(self._memory.slots.left[branch.slot])
             for number, values in enumerate(loop.known.values[span]):
                 outputs = {port: value for port, value in self._ports(values) if port in job.loop.emit}
-                ready.emissions.append(Emission(job=job, iteration=iteration + number, outputs=outputs))
+                is_last = number == count - 1
+                ready.emissions.append(
+                    Emission(job=job, iteration=iteration + number, outputs=outputs, is_dry=is_dry and is_last)
+                )
 
     def _ports(self, values: np.ndarray) -> Iterator[tuple[str, Tensor]]:
         """Yield the values of each known port of one iteration. values: int64 [width]."""

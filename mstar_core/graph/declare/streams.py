@@ -56,6 +56,8 @@ class LeftContext:
     first: new items of the first chunk, at most `chunk`; a smaller one is ready earlier. The chunks after it are whole.
     first_from: name of a whole-number parameter that sets `first` per request.
     grows: each chunk after the first has twice the new items of the one before, up to `chunk`.
+    early: fewer new items than due are handed over when the loop that produces them waits for an item of its own stream
+    and the client's sound is about to run dry. Only for consumers whose outputs do not depend on the division.
     """
 
     chunk: int
@@ -67,6 +69,7 @@ class LeftContext:
     first: int | None = None
     first_from: str | None = None
     grows: bool = False
+    early: bool = False
 
     def for_request(self, params: Mapping[str, object]) -> LeftContext:
         """Return the policy of one request. params: its checked parameters."""
@@ -162,6 +165,11 @@ class ChunkCursor:
         return self._peek() is not None
 
     @property
+    def has_early(self) -> bool:
+        """Whether there are items that may be handed over early."""
+        return isinstance(self._policy, LeftContext) and self._policy.early and self._pushed > self._next
+
+    @property
     def oldest_needed(self) -> int:
         """Lowest item number that a later chunk may hold."""
         if self.finished:
@@ -174,9 +182,14 @@ class ChunkCursor:
             case _:
                 return min(self._next, self._pushed)
 
-    def pop(self) -> Chunk | None:
-        """Take the next chunk. Returns None when it is not ready, or `finished`."""
+    def pop(self, *, is_early: bool = False) -> Chunk | None:
+        """Take the next chunk. Returns None when it is not ready, or `finished`.
+
+        is_early: take the items that there are, if the policy allows it.
+        """
         chunk = self._peek()
+        if chunk is None and is_early and self.has_early:
+            chunk = self._chunk(self._next, self._pushed, last=False)
         if chunk is None:
             return None
         self._popped = max(self._popped, chunk.stop)

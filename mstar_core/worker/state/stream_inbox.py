@@ -31,6 +31,7 @@ class StreamInbox:
     is an error. is_split: producers on several ranks follow each other, so that an item may overtake earlier ones.
     received: number of items, before the stream's `accept` and `reject` filter them. transfers,
     transfer_s: messages from another rank and their total time. first_sent, last_came: times of the first and the last.
+    is_dry: the producer of the last item waits for an item of its own stream.
 
     Cost model: one id is a comparison and an append; the chunk policy runs only when a chunk may be ready.
     """
@@ -52,6 +53,7 @@ class StreamInbox:
         "_tensors",
         "_total",
         "first_sent",
+        "is_dry",
         "last_came",
         "received",
         "stream",
@@ -65,6 +67,7 @@ class StreamInbox:
         self.received = 0
         self.transfers = 0
         self.transfer_s = self.first_sent = self.last_came = 0.0
+        self.is_dry = False
         self._tensor_bytes = 0
         self._cursor = ChunkCursor(policy, flush=flush)
         self._due = self._cursor.due
@@ -172,10 +175,18 @@ class StreamInbox:
         self._push()
         return self._cursor.finished
 
-    def pop(self) -> tuple[Chunk, Tensor] | None:
-        """Return the next chunk and its items, int64 [n] or stacked tensors [n, ...]; None when none is ready."""
+    @property
+    def has_early(self) -> bool:
+        """Whether items wait that may be handed over before they make a whole chunk."""
+        return self.is_dry and self._cursor.has_early
+
+    def pop(self, *, is_early: bool = False) -> tuple[Chunk, Tensor] | None:
+        """Return the next chunk and its items, int64 [n] or stacked tensors [n, ...]; None when none is ready.
+
+        is_early: take items that do not make a whole chunk, see `LeftContext.early`.
+        """
         self._push()
-        chunk = self._cursor.pop()
+        chunk = self._cursor.pop(is_early=is_early)
         if chunk is None:
             return None
         start, stop = chunk.start - self._base, chunk.stop - self._base

@@ -65,6 +65,7 @@ def build(config: TTSConfig) -> TTSGraph:
         0,
         first=1,
         grows=True,
+        early=True,
         chunk_from="codec_chunk_frames",
         first_from="initial_codec_chunk_frames",
     )
