@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
@@ -28,6 +29,7 @@ from tests.top.recorded import trace
 from tests.top.streams import Simulation
 
 SIZE: Final = (120, 34)
+LIMIT_S: Final = 60.0
 
 
 class FakeFeed:
@@ -151,7 +153,27 @@ class Screen:
             await self.pilot.press(key)
         return await self.settled()
 
+    async def resized(self, width: int, height: int) -> str:
+        """Resize the terminal, wait until the app has drawn at this size, and return the screen."""
+        await self.pilot.resize_terminal(width, height)
+
+        def is_drawn() -> bool:
+            pane = self.app._pane.size
+            return self.app.size == (width, height) and pane.width == width and self.app._drawn[3:4] == (pane,)
+
+        async with asyncio.timeout(LIMIT_S):
+            while not is_drawn():
+                await self.pilot.pause()
+        return await self.settled()
+
     async def settled(self) -> str:
+        """Return the screen once two readings are the same: the pilot takes an app without a core for an idle one."""
+        before = await self._reading()
+        while (text := await self._reading()) != before:
+            before = text
+        return text
+
+    async def _reading(self) -> str:
         while any(not worker.is_finished for worker in self.app.workers):
             with suppress(WorkerCancelled):  # the app's next query has replaced it
                 await self.app.workers.wait_for_complete()
@@ -215,7 +237,7 @@ class Shared:
         app.choose(State(page=page))
         if size != self._size:
             self._size = size
-            await self._pilot.resize_terminal(*size)
+            await Screen(app, self._pilot, feed, admin).resized(*size)
         screen = Screen(app, self._pilot, feed, admin)
         await screen.settled()
         yield screen

@@ -36,11 +36,10 @@ async def test_the_terminal_shows_what_was_laid_out(size: tuple[int, int]) -> No
 async def test_a_resize_redraws_the_layout() -> None:
     async with running() as screen:
         await screen.press("slash")
-        await screen.pilot.resize_terminal(80, 24)
+        await screen.resized(80, 24)
         text = await screen.press("escape")
         assert {len(row) for row in text.splitlines()} == {80} and len(text.splitlines()) == 24
-        await screen.pilot.resize_terminal(39, 11)
-        assert "top needs 40x12" in await screen.settled()
+        assert "top needs 40x12" in await screen.resized(39, 11)
 
 
 async def test_a_lost_socket_is_stale_until_it_is_back() -> None:
