@@ -74,6 +74,15 @@ class Metrics:
         if news.state == "finished" and news.audio_s and news.started is not None and news.ended is not None:
             self.real_time_factor.observe((news.ended - news.started) / news.audio_s)
 
+    def captures(self) -> dict[str, dict[str, int]]:
+        """Return the numbers of CUDA graphs of each node that has any: `captured` and `planned`."""
+        found: dict[str, dict[str, int]] = {}
+        for sample in self._remote.values():
+            if sample.name == "mstar_graphs":
+                node, state = sample.labels
+                found.setdefault(node, {})[state] = int(sample.value)
+        return {node: counts for node, counts in sorted(found.items()) if any(counts.values())}
+
     def take_samples(self, received: Iterable[MetricSample]) -> None:
         """Keep the newest samples of the families that the supervisor makes."""
         self._remote.update(((sample.name, tuple(sample.labels)), sample) for sample in received)

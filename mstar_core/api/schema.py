@@ -314,6 +314,7 @@ class Ready(msgspec.Struct, kw_only=True):
     message: str | UnsetType = UNSET
     phase: str | UnsetType = UNSET
     progress: str | UnsetType = UNSET
+    captures: dict[str, dict[str, int]] | UnsetType = UNSET
 
 
 class PluginVersion(msgspec.Struct, kw_only=True):

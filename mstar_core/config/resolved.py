@@ -554,6 +554,13 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=86400.0,
         ),
     ] = 300.0
+    warm: Annotated[
+        str,
+        ConfigKey(
+            "CUDA graphs that are captured before a first start is ready: first sizes of each step, or all planned.",
+            choices=("first", "full"),
+        ),
+    ] = "first"
     standby: Annotated[
         bool | None,
         ConfigKey(

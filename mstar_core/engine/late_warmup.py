@@ -1,6 +1,7 @@
-"""Warm-up of a worker that serves before it: CUDA graph captures and first runs, between steps and in quiet times.
+"""CUDA graph captures and first runs of a worker that serves already: between steps and in quiet times.
 
-A restarted worker is ready once its weights are loaded. Its steps run uncaptured until their graphs are captured here.
+A restarted worker is ready once its weights are loaded, and its steps run uncaptured until their graphs are captured
+here. A first start captures some sizes of each step before it is ready; the others follow here.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.slack import Slack
+
+if TYPE_CHECKING:
+    from mstar_core.engine.cuda_graphs.cache import GraphCounts
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +41,16 @@ class LateWarmup:
 
     pieces: done in order as soon as possible, because they make steps fast. requests: synthetic requests; they would
     take the results of other requests, so they run without open ones. Afterwards each runner whose steps run uncaptured
-    captures one graph after the other, until its queue was empty once.
+    captures one graph after the other, those that were missed first, in the time that listeners leave (slack).
     """
 
     pieces: deque[Callable[[], object]] = field(default_factory=deque)
     requests: deque[Callable[[], object]] = field(default_factory=deque)
     runners: Mapping[str, NodeRunner] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    slack: Slack = field(default_factory=Slack)
     _next: float = 0.0
     _misses: dict[str, int] = field(default_factory=dict)
-    _complete: set[str] = field(default_factory=set)
 
     def is_due(self) -> bool:
         """Return whether a piece is due, so that no further step should be launched before it."""
@@ -61,9 +66,7 @@ class LateWarmup:
         if self.pieces:
             self._do(self.pieces.popleft())
         elif (name := self._missing()) is not None:
-            self._misses[name] = _misses(self.runners[name])
-            if not self._do(self.runners[name].idle):
-                self._complete.add(name)
+            self._capture(name, self.runners[name])
         self._next = self.clock() + REST * (self.clock() - began)
 
     def work_in_the_quiet(self, *, has_requests: bool) -> bool:
@@ -77,11 +80,22 @@ class LateWarmup:
         return True
 
     def _missing(self) -> str | None:
-        """Return a runner with captures left whose steps ran uncaptured since its last piece."""
+        """Return a runner whose steps ran uncaptured since its last piece, and whose next capture no listener hears."""
         for name, runner in self.runners.items():
-            if name not in self._complete and _misses(runner) > self._misses.get(name, 0):
-                return name
+            counts = runner.graph_counts
+            misses = _misses(counts)
+            if counts is not None and misses > self._misses.setdefault(name, misses) and counts.planned():
+                if counts.expected_s <= self.slack.left_s():
+                    return name
         return None
+
+    def _capture(self, name: str, runner: NodeRunner) -> None:
+        counts = runner.graph_counts
+        assert counts is not None
+        self._misses[name] = _misses(counts)
+        counts.takes_missed = True
+        self._do(runner.idle)
+        counts.takes_missed = False
 
     def _do(self, piece: Callable[[], object]) -> object:
         """Do a piece. An error is logged: the steps run uncaptured, or their first request waits for kernels."""
@@ -92,6 +106,5 @@ class LateWarmup:
             return False
 
 
-def _misses(runner: NodeRunner) -> int:
-    counts = runner.graph_counts
+def _misses(counts: GraphCounts | None) -> int:
     return 0 if counts is None else counts.misses + counts.prefill_misses

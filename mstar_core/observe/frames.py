@@ -143,6 +143,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: sequences or jobs in the last step. step_ms: mean of the last second; p50 and p99 of the last 256 steps.
     queue: those that are ready to run; waiting: jobs without a slot or pages. walks: walk -> requests in it here.
     graph_share: share of steps replayed from a CUDA graph, None without graphs; eager: steps run without one, by kind.
+    captured: CUDA graphs; planned: those that are not captured yet.
     busy: share of time in steps. ranks: of the tensor-parallel group that runs it, the leader first; empty without one.
     ahead_s: least audio buffered by a listener; underruns: how often a buffer was empty.
     """
@@ -169,6 +170,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preempted: int = 0
     graph_share: float | None = None
     eager: dict[str, int] = {}
+    captured: int = 0
+    planned: int = 0
     busy: float = 0.0
     ranks: list[int] = []
     is_bottleneck: bool = False

@@ -141,6 +141,7 @@ _ALL: Final = (
         "kind",
         "how",
     ),
+    _both("gauge", "mstar_graphs", "CUDA graphs of a node: captured, or only planned so far.", "node", "state"),
     _both("gauge", "mstar_graph_bytes", "Device memory of a node's CUDA graphs.", "node"),
     _both(
         "gauge",

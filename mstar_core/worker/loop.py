@@ -59,7 +59,7 @@ class Worker:
 
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
     that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
-    late: the warm-up of a worker that serves first. sleep: nodes that sleep. wakes_on_request: whether requests wake
+    late: captures and warm-up while it serves. sleep: nodes that sleep. wakes_on_request: whether requests wake
     them; otherwise they fail. yields_to_sound: whether encoders and new prompts do. slack: what they may take.
     incoming: reads of tensors that are not in the host's shared memory, None if there are none.
     """
@@ -95,6 +95,8 @@ class Worker:
         self.slack = Slack(self.executor.playback.least_s if self.yields_to_sound else no_listener)
         for runner in self.runners.values():
             runner.yield_to(self.slack)
+        if self.late is not None:
+            self.late.slack = self.slack
         self.report = Report(
             life=self.life,
             executor=self.executor,

@@ -115,9 +115,12 @@ def _worker(
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     spec = spec.fitted(model)
     kernels = KernelLog()
-    late = LateWarmup() if serves_first(life.incarnation) else None
+    late = LateWarmup() if device.type == "cuda" else None
     sleeper = sleeper_of(device, sleepable=spec.sleepable)
-    runners = build_runners(spec, model, rank, life, device, kernels, lead, late, partial(hold_memory, sleeper))
+    first = late if serves_first(life.incarnation) else None
+    runners = build_runners(spec, model, rank, life, device, kernels, lead, first, partial(hold_memory, sleeper))
+    if late is not None:
+        late.runners = runners
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)
     kernels.serve()

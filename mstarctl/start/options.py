@@ -155,6 +155,11 @@ class UpOptions:
     is_waiting: Annotated[
         bool, typer.Option("--wait/--no-wait", help="with -d: return when it is ready, or at once")
     ] = True
+    warm: Annotated[
+        str | None,
+        typer.Option("--warm", metavar="first|full", help="full: ready once all planned CUDA graphs are captured"),
+        Sets("warm"),
+    ] = None
     is_dry: Annotated[bool, typer.Option("--dry-run", help="plan and check only; start nothing")] = False
     stall: Annotated[
         str, typer.Option("--stall", metavar="TIME", help="a start fails after so long without progress")

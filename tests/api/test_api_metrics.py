@@ -82,7 +82,7 @@ def test_the_page_has_the_families_of_the_api_and_of_the_supervisor() -> None:
 
 def test_the_supervisor_shares_its_families_and_no_other() -> None:
     node = NodeStatus(name="LLM", rank=0, pages_total=8)
-    readings = ("took_0", "batched_0", "preempted", "graph_bytes", "graph_hits")
+    readings = ("took_0", "batched_0", "preempted", "graph_bytes", "graphs_captured", "graph_hits")
     values = {f"worker-0.LLM.{reading}": 1.0 for reading in readings} | {"worker-0.sent_bytes": 1.0}
     values |= {"worker-0.kernels_late": 0.0, "worker-0.leftovers": 0.0}
     store = Store(nodes={"LLM@0": node}, children={"worker-0": ChildStatus(name="worker-0")})
@@ -151,6 +151,9 @@ async def test_replayed_steps_show(started: Started) -> None:
         "worker-0.LLM.graph_misses": 1.0,
         "worker-0.LLM.prefill_hits": 3.0,
         "worker-0.LLM.graph_bytes": 1024.0,
+        "worker-0.LLM.graphs_captured": 5.0,
+        "worker-1.LLM.graphs_captured": 4.0,
+        "worker-1.LLM.graphs_planned": 2.0,
         "worker-0.kernels_ahead": 73.0,
         "worker-1.kernels_late": 2.0,
     }
@@ -160,7 +163,10 @@ async def test_replayed_steps_show(started: Started) -> None:
         api.fake.tell(Telemetry(name="supervisor", incarnation=0, samples=found))
         await api.until(lambda: b"mstar_graph_bytes{" in api.process.metrics.text())
         text = api.process.metrics.text().decode()
+        ready = (await api.client.get("/ready")).json()
+    assert ready["captures"] == {"LLM": {"captured": 9, "planned": 2}}
     for line in (
+        'mstar_graphs{node="LLM",state="planned"} 2.0',
         'mstar_graph_steps{how="replayed",kind="decode",node="LLM"} 12.0',
         'mstar_graph_steps{how="plain",kind="decode",node="LLM"} 1.0',
         'mstar_graph_steps{how="replayed",kind="prefill",node="LLM"} 3.0',

@@ -16,18 +16,10 @@ from mstar_core.config.schema import SECTIONS, SETTINGS, values_of, words_of
 ROOT = Path(__file__).resolve().parents[2]
 PLANNING: Final = ("mstar_core/config", "mstarctl/start", "mstarctl/authoring")
 READ_BY_CHILDREN_ALONE: Final = (
-    *(
-        "max_queue",
-        "token_budget",
-        "image_share",
-        "yield_to_sound",
-        "feature_cache_bytes",
-        "wait_spin_us",
-        "hang_s",
-        "step_limit_s",
-    ),
+    *("max_queue", "token_budget", "image_share", "feature_cache_bytes", "wait_spin_us", "hang_s", "step_limit_s"),
     *("share_between_keys", "prefix_cache", "keep_starts", "unknown_params", "stall_timeout_s", "max_body_bytes"),
     *("standby", "max_files", "max_speech_chars", "max_n", "max_connections", "max_image_pixels", "max_video_frames"),
+    *("yield_to_sound",),
 )
 """Keys whose values neither a check of a file nor the planner reads."""
 

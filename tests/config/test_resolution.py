@@ -137,6 +137,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "attention": "torch",
         "model_kwargs": {"layers": 3},
         "image_share": 0.25,
+        "warm": "full",
         "kv_cache.pages": 7,
         "kv_cache.tokens": 7,
         "kv_cache.memory_fraction": 0.5,

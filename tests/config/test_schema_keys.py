@@ -34,6 +34,7 @@ ACTS: Final[dict[str, str]] = {
     "test_processes_spin_for_a_while_after_a_request_and_sleep_when_nobody_asks",
     "resume": "tests/api/test_service_faults.py::"
     "test_without_resumption_the_death_of_the_conductor_fails_every_open_request_and_refuses_new_ones",
+    "warm": "tests/worker/test_build.py::test_a_full_warm_up_captures_all_that_is_planned",
     "standby": "tests/supervisor/test_standby.py::test_a_deployment_beside_gpus_has_one_unless_it_is_switched_off",
     "hang_s": "tests/supervisor/test_health.py::test_a_process_hangs_by_what_it_sends_and_whether_it_computes",
     "step_limit_s": "tests/supervisor/test_health.py::test_a_process_hangs_by_what_it_sends_and_whether_it_computes",

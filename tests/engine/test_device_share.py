@@ -155,7 +155,7 @@ class Server:
                 driver.running.append(launched)
             if driver.running and (not device.is_queued or self._is_done()):
                 known = set(driver.ids)
-                driver._collect()
+                driver.collect()
                 self.first_ids |= {key: device.now for key in set(driver.ids) - known}
             elif launched is None:
                 device.now += 0.001

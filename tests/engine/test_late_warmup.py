@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,27 +14,32 @@ from mstar_core.conformance.clock import FakeClock
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime, ended
-from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.late_warmup import REST, LateWarmup, serves_first
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.slack import MARGIN_S, Slack
 from mstar_core.worker.loop import QUIET_S
 from mstar_core.worker.start.build import plan_late
 from mstar_core.worker.start.compile_pass import TracedNode
 from mstar_orpheus.plugin import ORPHEUS
 from mstar_orpheus.sources.tiny import write_tiny
+from tests.engine.tiny_engine import Driver, make_engine, prompt
 
 
 class Capturing:
     """A runner whose `idle` takes a second and captures one of so many graphs."""
 
     def __init__(self, clock: FakeClock, graphs: int) -> None:
-        self.graph_counts = SimpleNamespace(misses=0, prefill_misses=0)
+        self.graph_counts = GraphCounts(planned=lambda: graphs - self.captured)
         self.captured = 0
         self._clock, self._graphs = clock, graphs
 
     def idle(self) -> bool:
         self._clock.sleep(1.0)
         self.captured += 1
+        self.graph_counts.captured += 1
+        self.graph_counts.capture_s += 1.0
         return self.captured < self._graphs
 
 
@@ -73,6 +79,61 @@ def test_only_a_node_whose_steps_run_uncaptured_captures_between_steps() -> None
         assert not late.is_due(), "no step has run since"
 
 
+def test_a_capture_waits_for_a_gap_that_no_listener_hears() -> None:
+    clock, left = FakeClock(10.0), [math.inf]
+    speech = Capturing(clock, graphs=3)
+    late = late_of(clock, speech=speech)
+    late.slack = Slack(lambda: left[0])
+    assert not late.is_due()
+    speech.graph_counts.misses += 1
+    late.work()
+    clock.sleep(REST + 0.1)
+    speech.graph_counts.misses += 1
+    left[0] = 1.0 + MARGIN_S / 2
+    assert not late.is_due(), "the one before took a second"
+    left[0] = 1.1 + MARGIN_S
+    assert late.is_due()
+
+
+def test_a_missed_bucket_is_captured_next_while_requests_run() -> None:
+    """Three sequences decode without a bucket for them. Theirs is captured before the others, within a few steps."""
+    sizes = CaptureSizes(decode=(1,), decode_later=(2, 4, 8, 16), prefill=(16,), prefill_later=(32, 64))
+    captures = GraphCache(torch.device("cpu"))
+    engine = make_engine(graphs=sizes, captures=captures, lookahead=1)
+    late = LateWarmup(runners={"LM": engine}, clock=FakeClock(10.0, tick=0.1))
+    driver = Driver(engine, lookahead=1)
+    assert not late.is_due()
+    waiting = int(engine.counters()["graphs_planned"])
+    assert waiting == 6
+    for handle in range(3):
+        driver.open(handle)
+        driver.prefill(handle, prompt(handle, 3))
+        driver.decode(handle, 40)
+    captured: list[int] = []
+    for turn in range(12):
+        if late.is_due():
+            while driver.running:
+                driver.collect()
+            late.work()
+            captured.append(turn)
+        driver.turn()
+    assert captured and captured[0] <= 4
+    before = engine.counters()
+    assert before["graphs_planned"] < waiting
+    assert (4,) in decode_sizes(engine) and (2,) not in decode_sizes(engine)
+    for _ in range(4):
+        driver.turn()
+    assert engine.counters()["graph_misses"] == before["graph_misses"], "steps of three sequences are replayed"
+    driver.run()
+    assert not driver.failed
+
+
+def decode_sizes(engine: KVCacheEngine) -> list[tuple[int, ...]]:
+    graphs = engine._runner.graphs
+    assert graphs is not None and graphs.decode is not None
+    return graphs.decode.buckets.sizes
+
+
 def test_a_piece_that_fails_is_logged_and_the_others_follow(caplog: pytest.LogCaptureFixture) -> None:
     late = late_of(FakeClock(10.0))
     done: list[int] = []
@@ -93,8 +154,6 @@ def test_synthetic_requests_wait_until_no_request_is_open() -> None:
 
 
 def test_a_node_captures_its_largest_decode_step_first_and_prompts_last() -> None:
-    from tests.engine.tiny_engine import make_engine
-
     sizes = CaptureSizes(decode=(1, 4), decode_later=(2,), prefill=(16,), prefill_later=(32,))
     captures = GraphCache(torch.device("cpu"))
     engine = make_engine(graphs=sizes, captures=captures, is_captured=False)

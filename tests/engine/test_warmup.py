@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,11 +141,11 @@ def test_kernels_of_rehearsals_and_captures_are_compiled_before_the_first_of_the
     by = plain.run_warmup()
     disk.kernels.clear()
     watched = Watched()
-    before = watched.engines.counters()
+    before = without_plans(watched.engines.counters())
     compile_ahead(watched.cast)
     known = {name: dict(kernel.known) for name, kernel in watched.kernels.items()}
     assert not any(kernel.runs for kernel in watched.kernels.values())
-    assert watched.engines.counters() == before, "what is only gone through does not count"
+    assert without_plans(watched.engines.counters()) == before, "what is only gone through does not count"
     memory = watched.engines.driver.runners["LLM"].memory()
     assert (memory.pages_used, memory.pages_cached, memory.slots_used) == (0, 0, 0)
     ahead = watched.run_warmup()
@@ -207,3 +207,8 @@ def test_what_fails_when_it_is_gone_through_fails_no_start(
     watched.run_warmup()
     plain.run_warmup()
     assert watched.captured == plain.captured
+
+
+def without_plans(counters: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return what has been counted: a pass that is only gone through plans captures."""
+    return {name: {k: v for k, v in each.items() if k != "graphs_planned"} for name, each in counters.items()}

@@ -157,7 +157,7 @@ class Driver:
         elif not self.running:
             return False
         if len(self.running) > self.lookahead or launched is None:
-            self._collect()
+            self.collect()
         return True
 
     def run(self, limit: int = 2000) -> Driver:
@@ -166,7 +166,8 @@ class Driver:
                 return self
         raise AssertionError(f"still running after {limit} turns")
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Take the results of the oldest step in flight."""
         result = self.engine.collect(self.running.pop(0))  # type: ignore[arg-type]
         self.results.append(result)
         if result.loop is not None:

@@ -52,6 +52,8 @@ def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDepl
                 f"{prefix}walk.prefill": 0.0,
                 f"{prefix}graph_hits": 90.0,
                 f"{prefix}graph_misses": 10.0,
+                f"{prefix}graphs_captured": 5.0,
+                f"{prefix}graphs_planned": 2.0,
             }
         )
         deployment.publisher.refresh()
@@ -60,6 +62,9 @@ def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDepl
     assert (node.steps_s, node.rows_s, node.busy, node.step_ms) == (40.0, 320.0, 0.8, 20.0)
     assert (node.step_p50_ms, node.queue, node.walks, node.batch) == (19.0, 3, {"decode": 8}, 8)
     assert (node.graph_share, node.eager) == (0.9, {"decode": 10})
+    assert (node.captured, node.planned) == (5, 2)
+    graphs = [sample for sample in deployment.publisher.shared_samples() if sample.name == "mstar_graphs"]
+    assert {sample.labels[1]: sample.value for sample in graphs} == {"captured": 5.0, "planned": 2.0}
     assert node.is_bottleneck
     assert deployment.hub.store.ranks["0"].busy == 0.8
     for _ in range(9):

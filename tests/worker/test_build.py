@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
@@ -13,16 +15,22 @@ from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
 from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.engine.attention.flashinfer import import_library
 from mstar_core.engine.cache.sizing import CPU_POOL_BYTES
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.declare.nodes import KV_CACHE, STATELESS, KVSpec, NodeSpec, Sampling
 from mstar_core.worker.start.build import (
     attention_of,
+    capture_planned,
     compute_dtype,
     pool_plans,
     preload,
     quantized_text,
     staged_nodes,
 )
+from tests.engine.tiny_engine import make_engine
+
+if TYPE_CHECKING:
+    from mstar_core.process.life import ChildLife
 
 CPU = torch.device("cpu")
 
@@ -123,3 +131,16 @@ def test_weights_that_fit_only_once_quantized_are_loaded_in_host_memory() -> Non
     assert staged_nodes([encoder, decoder], 80 << 30) == frozenset()
     assert staged_nodes([encoder, decoder], 62 << 30) == {"LLM"}, "a GPU keeps some memory beside the weights"
     assert staged_nodes([encoder, decoder], 40 << 30) == {"LLM"}
+
+
+def test_a_full_warm_up_captures_all_that_is_planned() -> None:
+    """The later sizes are captured before the start ends, and each is reported with what is left."""
+    sizes = CaptureSizes(decode=(1,), decode_later=(2, 4), prefill=(16,), prefill_later=(32,))
+    engine = make_engine(graphs=sizes, captures=GraphCache(torch.device("cpu")))
+    assert engine.counters()["graphs_planned"] > 0
+    phases: list[tuple[int, int]] = []
+    life = SimpleNamespace(phase=lambda name, done, total, detail: phases.append((done, total)))
+    capture_planned({"LM": engine}, cast("ChildLife", life))
+    assert engine.counters()["graphs_planned"] == 0
+    total = int(engine.counters()["graphs_captured"])
+    assert phases == [(done, total) for done in range(phases[0][0], total)]

@@ -143,7 +143,9 @@ async def ready(exchange: Exchange) -> HTTPResponse:
         name = exchange.service.deployment.name
         return exchange.json({"status": SLEEPING, "model": name, "message": message})
     if problem is None:
-        return exchange.json({"status": "ready", "model": exchange.service.deployment.name})
+        answer: dict[str, Any] = {"status": "ready", "model": exchange.service.deployment.name}
+        captures = exchange.service.metrics.captures()
+        return exchange.json(answer | ({"captures": captures} if captures else {}))
     exchange.code = problem.code
     deployment = exchange.service.link.deployment
     body: dict[str, Any] = {"status": "unavailable", "reason": problem.code, "message": problem.public}

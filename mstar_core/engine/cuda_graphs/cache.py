@@ -11,6 +11,7 @@ import gc
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.kinds import StepKind
 
 log = logging.getLogger(__name__)
+
+MOST_MISSED: Final = 64
+"""Missed buckets that are remembered."""
 
 WARM_UPS: Final = 2
 """Uncaptured runs of a step before its capture."""
@@ -74,6 +78,7 @@ class GraphCounts:
     hits: steps replayed; misses: steps of which at least a part ran uncaptured. prefill_hits, prefill_misses: the same
     for prefill; prefill_tokens: tokens of both. captured: graphs; capture_s: time spent on captures; bytes: device
     memory that they took, buffers included; replans: attention plans that decode steps made again.
+    planned: returns the captures that are left. takes_missed: a bucket that steps missed is captured before the others.
     """
 
     hits: int = 0
@@ -85,6 +90,13 @@ class GraphCounts:
     capture_s: float = 0.0
     bytes: int = 0
     replans: int = 0
+    planned: Callable[[], int] = int
+    takes_missed: bool = False
+
+    @property
+    def expected_s(self) -> float:
+        """Mean time of a capture so far, 0.0 before the first."""
+        return self.capture_s / self.captured if self.captured else 0.0
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -105,6 +117,7 @@ class GraphCounts:
             "prefill_misses": float(self.prefill_misses),
             "prefill_tokens": float(self.prefill_tokens),
             "graphs_captured": float(self.captured),
+            "graphs_planned": float(self.planned()),
             "graph_capture_s": self.capture_s,
             "graph_bytes": float(self.bytes),
             "replans": float(self.replans),
@@ -235,7 +248,15 @@ class StepBuckets(Generic[S]):
         # No generator: it would take a call per bucket, in every step.
         fits = [size for size in self._steps if all(map(ge, size, least)) and (most is None or size[0] <= most)]
         found = min(fits, default=None)
+        if found is None:
+            self.missed(*least)
         return None if found is None else self._steps[found]
+
+    def missed(self, *least: int) -> None:
+        """Note that a step missed the smallest queued bucket of at least this size, or without one the largest."""
+        if self._cache.queue and (planned := self.planned):
+            fits = [size for size in planned if all(map(ge, size, least))]
+            self._cache.missed.append(_Planned(self, min(fits) if fits else max(planned)))
 
     def add(self, size: Size) -> None:
         """Build and capture the bucket of a size, on all ranks of a tensor-parallel group."""
@@ -286,6 +307,8 @@ class GraphCache:
 
     On the CPU nothing is captured: `capture` returns no graph, and steps run uncaptured.
     listener: set for the leader of a tensor-parallel group.
+    missed: queued captures that steps would have used, in the order of the steps. later: further captures that are
+    queued once the queue is empty.
     spare_bytes: device memory that the largest uncaptured steps need; captures leave that much free.
     report: called with the phase (`kernels`, then `capture`) and the title of each capture; None once the node serves.
     """
@@ -300,8 +323,10 @@ class GraphCache:
         self.device = device
         self.report = report
         self.name = name
-        self.counts = GraphCounts()
         self.queue: list[_Planned] = []
+        self.missed: deque[_Planned] = deque(maxlen=MOST_MISSED)
+        self.later = 0
+        self.counts = GraphCounts(planned=lambda: len(self.queue) + self.later)
         self.listener: CaptureListener | None = None
         self._spare_bytes = spare_bytes
         self._pool: Any = None
@@ -327,14 +352,16 @@ class GraphCache:
         return not self.queue
 
     def capture_next(self) -> bool:
-        """Capture the first queued bucket. Returns whether more are queued. Called when the node is idle.
+        """Capture the next bucket, see `GraphCounts.takes_missed`. Returns whether more are queued.
+
+        Called while no step of the node is in flight.
 
         A bucket that does not fit into memory is left out, and so are all of a kind that cannot be captured. Both are
         logged; the steps run in a larger bucket or uncaptured, and are counted.
         """
         if not self.queue:
             return False
-        planned = self.queue.pop(0)
+        planned = self._next()
         try:
             self._measured(planned)
         except torch.OutOfMemoryError as error:
@@ -349,6 +376,15 @@ class GraphCache:
                 error,
             )
         return bool(self.queue)
+
+    def _next(self) -> _Planned:
+        """Take the next capture out of the queue."""
+        while self.counts.takes_missed and self.missed:
+            planned = self.missed.popleft()
+            if planned in self.queue:
+                self.queue.remove(planned)
+                return planned
+        return self.queue.pop(0)
 
     def capture_all(self) -> None:
         """Capture all queued buckets before the first request.

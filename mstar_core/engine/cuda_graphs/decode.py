@@ -245,7 +245,10 @@ class DecodeSteps:
         parts = [] if largest is None else [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
         if any(plan.variant) and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
             parts = []
-        self.counts.misses += len(parts) != 1
+        if len(parts) != 1:
+            self.counts.misses += 1
+            if not any(plan.variant) and not plan.batch.scores:
+                self.buckets.missed(len(plan))
         return parts
 
     def _has_bucket(self, plan: DecodePlan) -> bool:

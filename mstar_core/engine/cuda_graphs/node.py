@@ -92,6 +92,7 @@ class NodeGraphs:
         if self.decode is not None:
             self.decode.plan(sizes.decode)
             self._unplanned = sizes
+            self.cache.later = len(sizes.prefill) + len(sizes.decode_later) + len(sizes.prefill_later)
 
     def trace(self, sizes: CaptureSizes, compiling: Compiling) -> None:
         """Go through the steps of all sizes inside `compiling_only`: two steps if the kernel cache has their kernels.
@@ -126,6 +127,7 @@ class NodeGraphs:
             is_left = not self.cache.is_complete and self.cache.capture_next()
             if self._unplanned is not None and not is_left:
                 sizes, self._unplanned = self._unplanned, None
+                self.cache.later = 0
                 self._plan(sizes.decode, sizes.prefill)
                 self._plan(sizes.decode_later, sizes.prefill_later)
                 self._warn_of_misses()

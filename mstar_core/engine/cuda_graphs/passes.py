@@ -224,6 +224,8 @@ class CapturedPasses:
                 break
             batch, members = members[:count], members[count:]
             replays.append(_replay(step, plan, batch))
+        if members:
+            entry.buckets.missed(sum(passes[index].count for index in members), len(members))
         return replays, members
 
     def _request(self, entry: _Kind, passes: Sequence[PassPlan]) -> None:

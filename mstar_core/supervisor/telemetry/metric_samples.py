@@ -12,6 +12,7 @@ from mstar_core.observe.hub import HubState
 from mstar_core.observe.metrics import STEP_READINGS, Labelled, samples, step_samples
 
 PAGE_STATES = ("total", "used", "cached", "leased")
+GRAPH_STATES = ("captured", "planned")
 GRAPH_READINGS = {
     "graph_hits": ("decode", "replayed"),
     "graph_misses": ("decode", "plain"),
@@ -53,6 +54,9 @@ def shared_samples(store: HubState, values: Mapping[str, float], restarts: int) 
     for reading, labels in GRAPH_READINGS.items():
         counts = {(name, *labels): value for name, value in _sums(nodes, values, reading).items()}
         yield from samples("mstar_graph_steps", counts)
+    for state in GRAPH_STATES:
+        found = _sums(nodes, values, f"graphs_{state}")
+        yield from samples("mstar_graphs", {(name, state): value for name, value in found.items()})
 
 
 def _sums(nodes: Sequence[NodeStatus], values: Mapping[str, float], reading: str) -> dict[str, float]:

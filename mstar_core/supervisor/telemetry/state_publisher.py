@@ -347,6 +347,8 @@ class StatePublisher:
             preempted=count("preempted"),
             graph_share=round(replayed / (replayed + plain), 4) if replayed + plain else None,
             eager=eager if replayed else {},
+            captured=count("graphs_captured"),
+            planned=count("graphs_planned"),
             busy=round(min(1.0, busy), 3),
             ranks=list(group.ranks) if group is not None and name in group.nodes else [],
             ahead_s=values.get(f"{where}.ahead_s"),

@@ -285,6 +285,18 @@ def _warm_up(
             warm_prefill(node.runner, node.spec)
     warm_up_nodes([(node.runner, node.module) for node in nodes], life)
     walks(lambda sample: life.phase("warm", detail=f"sample {sample}"), logging.WARNING)
+    if spec.warm == "full":
+        capture_planned({node.spec.name: node.runner for node in nodes}, life)
+
+
+def capture_planned(runners: Mapping[str, NodeRunner], life: ChildLife) -> None:
+    """Capture all that is planned by now, also what the warm-up has met. Reports each capture."""
+    for name, runner in runners.items():
+        counts = runner.graph_counts
+        while counts is not None and (left := counts.planned()):
+            life.phase("capture", done=counts.captured, total=counts.captured + left, detail=name)
+            if not runner.idle():
+                break
 
 
 def plan_late(late: LateWarmup, nodes: Sequence[TracedNode], shared: frozenset[str], walks: Callable[[], None]) -> None:

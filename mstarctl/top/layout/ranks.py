@@ -570,6 +570,8 @@ def node_facts(view: View, node: NodeStatus, width: int) -> Line:
         )
     elif node.eager:
         parts.append(pair("eager:", ", ".join(f"{safe(k)}: {n}" for k, n in node.eager.items()), "dim"))
+    if node.planned:
+        parts.append(pair("captured", f"{node.captured}/{node.captured + node.planned}"))
     parts += underruns(node)
     mark = line((f"{view.glyphs.bottleneck} bottleneck", "hot")) if node.is_bottleneck else line()
     return fit(

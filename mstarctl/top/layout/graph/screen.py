@@ -390,6 +390,8 @@ def _facts_of(node: NodeStatus, where: str) -> list[Line]:
         parts.append(pair("slots", f"{node.slots_used}/{node.slots_total}"))
     if node.step_p50_ms is not None:
         parts.append(step_times(node))
+    if node.planned:
+        parts.append(pair("captured", f"{node.captured}/{node.captured + node.planned}"))
     if node.graph_share is not None:
         why = ", ".join(f"{safe(reason)}: {n}" for reason, n in sorted(node.eager.items(), key=lambda p: -p[1])[:2])
         parts.append(
