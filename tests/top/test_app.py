@@ -28,7 +28,7 @@ async def test_the_terminal_shows_what_was_laid_out(size: tuple[int, int]) -> No
         screen = Screen(app, pilot, FakeFeed(), FakeAdmin(Simulation(qwen())))
         for page in EVERY_PAGE:
             app.choose(state_of(page))
-            await pilot.pause()
+            await screen.settled()
             laid = compose(app.view(), app.state, *size, app.hints()).lines
             assert screen.text.splitlines() == [row.plain for row in laid]
 
