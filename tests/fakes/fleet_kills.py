@@ -128,10 +128,10 @@ class KilledNames(OwnedNames):
         super().__init__(state_dir)
         self._life = life
 
-    def _write(self) -> None:
+    def _write(self, names: frozenset[str]) -> None:
         if self._life.passes("before write"):
             raise KilledError
-        super()._write()
+        super()._write(names)
         if self._life.passes("after write"):
             raise KilledError
 

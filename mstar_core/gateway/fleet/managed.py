@@ -286,13 +286,17 @@ class ManagedFleet:
         member = model.member(name)
         if name not in self._members:  # of an earlier gateway, of another one, or of an operator
             self._members[name] = member
-            member.is_own, member.last_used = name in self._owned, now
+            member.last_used = now
         if found is None:
             member.replica = member.head = None
             member.reported = 0
             member.state = ModelState.ABSENT
             return
         replica, head = found
+        if (
+            member.state is ModelState.ABSENT and not member.is_own
+        ):  # another worker of this gateway may have started it
+            member.is_own = name in self._owned
         member.replica = Replica(model=model.name, deployment=name, url=replica.url, key=replica.key)
         member.head = head
         if head is None:
