@@ -420,6 +420,10 @@ class Service:
             refs: list[TensorRef] = []
             try:
                 inputs = await self._prepared(call, place, live, shared, talk)
+                if call.live is not None and inputs.needs_ids:
+                    text = await live.until(call.live.with_ids(inputs.needs_ids), self.clock)
+                    call = dataclasses.replace(call, live=text)
+                    inputs = await live.until(self.pool.prompt(self.prompt_of(call)), self.clock)
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 await self._begin(call, live, inputs, refs, talk)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None

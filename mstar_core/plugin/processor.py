@@ -153,6 +153,8 @@ class Inputs:
     heard_s: seconds of the request's audio, set by the api.
     kept: decoded forms of images by their number in `media`, for later requests of the session, if the request
     `keeps_media`. Optional: without them each request decodes its images.
+    needs_ids: of a text that arrives, the number of ids without which the request cannot begin. The processor is called
+    again once so many are known or the text has ended, and the other fields are ignored.
     """
 
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -166,6 +168,7 @@ class Inputs:
     warnings: Sequence[str] = ()
     heard_s: float = 0.0
     kept: Mapping[int, KeptMedia] = field(default_factory=dict)
+    needs_ids: int = 0
 
     def plain_params(self, params: Any) -> dict[str, Any]:
         """Return the parameters as sent to the conductor: those returned by the processor, with its output limit.

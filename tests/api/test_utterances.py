@@ -44,6 +44,32 @@ async def test_a_text_is_one_request_that_gets_it_while_it_speaks() -> None:
         await api.clean()
 
 
+@pytest.mark.parametrize(
+    ("lines", "prompt", "rest"),
+    [
+        (["of a text that ", "arrives."], "long story of a text that ", "arrives.|."),
+        (["one"], "long story one|", "."),
+    ],
+    ids=["long enough", "ended before"],
+)
+async def test_a_text_is_begun_once_its_processor_has_the_ids_that_it_needs(
+    lines: list[str], prompt: str, rest: str
+) -> None:
+    async with running(begin, model=SPEC) as api, call(api) as open_call:
+        await open_call.send({"response_format": "pcm"}, {"input": "long story "})
+        for line in lines:
+            await open_call.send({"input": line})
+        await open_call.end()
+        request = await api.fake.next_request()
+        assert api.fake.prompt(request).replace(chr(END), "|") == prompt
+        await api.fake.until(lambda: more(api, request.handle) == rest)
+        api.fake.audio(request.handle)
+        api.fake.finish(request.handle)
+        await open_call.head()
+        assert await open_call.rest()
+        await api.clean()
+
+
 async def test_a_new_attempt_gets_all_of_the_text_at_once() -> None:
     async with running(begin, model=SPEC) as api, call(api) as open_call:
         await open_call.send({"response_format": "pcm"}, {"input": "One two three "})

@@ -13,6 +13,11 @@ LIVE = "live"
 END = 0
 """Id of the end of a text."""
 
+LONG = "long "
+"""A text that begins so is spoken once LEAST of its ids are known."""
+
+LEAST = 20
+
 SPEC = replace(
     speech_model.SPEC,
     inputs=(Text(grows=LIVE),),
@@ -41,6 +46,9 @@ class Processor(speech_model.Processor):
     def process_prompt(self, request: PromptRequest) -> Inputs:
         if not request.is_open:
             return super().process_prompt(request)
+        text, ends = bytes(request.ids).decode(), request.ids[-1] == END
+        if text.startswith(LONG) and len(text) < LEAST and not ends:
+            return Inputs(needs_ids=LEAST)
         return super().process_prompt(replace(request, text=bytes(request.ids).decode()))
 
     def warm_up(self) -> None:

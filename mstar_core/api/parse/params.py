@@ -64,6 +64,13 @@ class LiveText:
     first: Sequence[int]
     more: AsyncIterator[Sequence[int]]
 
+    async def with_ids(self, count: int) -> LiveText:
+        """Wait until at least `count` ids are known or the text has ended. Returns the text with them as the first."""
+        first = list(self.first)
+        while len(first) < count and (ids := await anext(self.more, None)) is not None:
+            first += ids
+        return dataclasses.replace(self, first=first)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:

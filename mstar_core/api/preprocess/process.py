@@ -198,6 +198,7 @@ def _is_whole(inputs: Inputs) -> bool:
         and isinstance(inputs.warnings, list | tuple)
         and all(isinstance(warning, str) for warning in inputs.warnings)
         and isinstance(inputs.heard_s, float | int)
+        and type(inputs.needs_ids) is int
         and isinstance(inputs.kept, dict)
         and all(type(number) is int and _is_kept(kept) for number, kept in inputs.kept.items())
     )

@@ -242,3 +242,29 @@ def test_texts_that_wait_give_their_pages_to_others(
     for call in (other, *calls):
         assert ended(call).status == "finished", ended(call).cause
         assert_same_sound(ended(call), expected)
+
+
+@pytest.mark.parametrize("text", ["", LONG], ids=["shorter than the recording", "longer than the recording"])
+def test_a_text_that_arrives_is_spoken_on_from_a_recording(text: str) -> None:
+    """The request begins once the ids beside the recording's frames are known, with the prompt of the whole text."""
+    case = next(case for case in map(Case, CASES) if case.is_clone and case.call.get("ref_text") and case.kind is None)
+    (spec,) = (spec for spec in mstar_models() if spec.name == "qwen3_tts_base")
+    runtime = LocalRuntime(spec.bound(case.folder, {}), case.folder)
+    whole = request(case)
+    if text:
+        whole = replace(whole, text=text, params={**whole.params, "max_output_tokens": FRAMES, "ignore_eos": True})
+    (expected,) = runtime.ask(whole)
+    ids = [each for piece in pieces_of(case, 5, text) for each in piece]
+    ask = replace(whole, text="", is_open=True, ids=ids[:1], growing={LIVE: GrowingInput()})
+    needed = runtime.api.prepared(ask)[2].needs_ids
+    assert needed > 1 and (needed < len(ids)) == bool(text)
+    assert runtime.api.prepared(replace(ask, ids=ids[: needed - 1]))[2].needs_ids == (needed if text else 0)
+    first, rest = ids[:needed], ids[needed:]
+    call = runtime.send(replace(ask, ids=first))
+    for each in rest:
+        runtime.grow(call, LIVE, [each])
+    runtime.grow(call, LIVE, (), is_over=True)
+    runtime.run()
+    assert ended(call).status == "finished", ended(call).cause
+    assert_same_sound(ended(call), expected)
+    assert not runtime.leaks()

@@ -57,6 +57,10 @@ class Processor:
         if not text:
             raise RequestError("the text is empty", hint="send a text", field="text", code="missing_field")
         segment, speech = self._voice(request, warnings)
+        # The rows of a recording with known text hold its ids and as many of the text as there are rows left.
+        least = 1 + speech.frames - len(speech.reference)
+        if request.is_open and speech.frames and len(text) < least and text[-1] != self._config.ids.tts_eos:
+            return Inputs(needs_ids=least)
         whole = params.non_streaming_mode
         if whole and request.is_open:
             warnings.append("non_streaming_mode has no effect on a text that arrives while it is spoken")
@@ -145,9 +149,6 @@ class Processor:
             warnings.append("the recording is shorter than 0.5 s; 3 to 15 s give a better voice")
         reference = self._tokenizer.encode(params.ref_text.strip())
         has_text = bool(reference) and not params.x_vector_only_mode
-        if has_text and request.is_open:
-            warnings.append("ref_text has no effect on a text that arrives while it is spoken")
-            has_text = False
         segment = SegmentInputs(
             kind=VOICE if has_text else TIMBRE,
             arrays={"audio": samples.astype(np.float32)[None]},
