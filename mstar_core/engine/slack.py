@@ -8,9 +8,13 @@ it: they take no more of the device than is left before the next piece of sound 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mstar_core.engine.marks import Mark
 
 MARGIN_S: Final = 0.05
 """Seconds of sound that stay buffered, for the way to the client and errors of the estimate."""
@@ -33,17 +37,36 @@ def no_listener() -> float:
 class Slack:
     """Seconds that yielding work may take of the device now.
 
-    least_s: seconds until the first listener's next piece of sound must be begun, infinite without listeners.
-    in_flight_s: expected time of yielding work in flight. is_holding: work was held since the worker cleared this.
+    least_s: seconds until the first listener's next piece of sound must be begun, infinite without listeners. costs: of
+    the nodes that yield. is_holding: work was held since the worker cleared this.
     """
 
     least_s: Callable[[], float] = no_listener
-    in_flight_s: float = 0.0
+    costs: list[StepCost] = field(default_factory=list)
     is_holding: bool = False
+
+    @property
+    def in_flight_s(self) -> float:
+        """Expected time of yielding work that the device has not finished."""
+        return sum([cost.in_flight_s() for cost in self.costs])
 
     def left_s(self) -> float:
         """Return the seconds that further yielding work may take; infinite without listeners."""
-        return self.least_s() - MARGIN_S - self.in_flight_s
+        least = self.least_s()
+        return least if least == math.inf else least - MARGIN_S - self.in_flight_s
+
+
+@dataclass(slots=True)
+class TimedWork:
+    """Work of one step on the device. end: mark behind it, None while it is launched.
+
+    expected_s: time of its yielding part.
+    """
+
+    begin: Mark
+    units: int
+    expected_s: float
+    end: Mark | None = None
 
 
 @dataclass(slots=True)
@@ -52,12 +75,30 @@ class StepCost:
 
     A unit is a token or an element of an input. Before the first measurement all work costs nothing.
     base_s: seconds of a step without units. added_s, units: of recent steps with units, each step counting less than
-    the one after it; their quotient hardly depends on steps of a few units.
+    the one after it; their quotient hardly depends on steps of a few units. pending: work whose end has not been seen.
     """
 
     base_s: float = 0.0
     added_s: float = 0.0
     units: float = 0.0
+    pending: deque[TimedWork] = field(default_factory=deque)
+
+    def begin(self, mark: Mark, units: int, yielding: int) -> TimedWork:
+        """Note that a step begins. units: of all its work; yielding: of that which yields. The caller sets its end."""
+        work = TimedWork(mark, units, self.of(yielding))
+        self.pending.append(work)
+        return work
+
+    def settle(self) -> None:
+        """Take the times of the steps that the device has finished."""
+        while self.pending and (end := self.pending[0].end) is not None and end.is_passed:
+            work = self.pending.popleft()
+            self.add(work.begin.seconds_until(end), work.units)
+
+    def in_flight_s(self) -> float:
+        """Return the expected time of yielding work that the device has not finished."""
+        self.settle()
+        return sum([work.expected_s for work in self.pending])
 
     def add(self, seconds: float, units: int) -> None:
         """Take the time of a step with so many units."""

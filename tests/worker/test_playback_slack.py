@@ -15,7 +15,7 @@ from mstar_core.conformance.fake_api import SampleRequest, SentRequest
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.engine.base import Handle, Job, JobKey
-from mstar_core.engine.slack import HOLD_LIMIT_S, MARGIN_S, Slack
+from mstar_core.engine.slack import HOLD_LIMIT_S, MARGIN_S, Slack, StepCost
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.steps.device import StepOutput
 from mstar_core.engine.steps.plan import StepPlan
@@ -193,6 +193,33 @@ def test_a_new_prompt_is_cut_to_the_time_that_listeners_leave() -> None:
     assert counts() == []
     node.now += HOLD_LIMIT_S + 0.1
     assert counts() == [140]
+
+
+@dataclass
+class Moment:
+    """A mark that passes when the device gets there."""
+
+    at: float
+    is_passed: bool = False
+
+    def seconds_until(self, later: Moment) -> float:
+        return later.at - self.at
+
+
+def test_work_counts_as_in_flight_until_the_device_has_finished_it() -> None:
+    """Its outputs may have been handed to other nodes of the device long before."""
+    cost, slack = StepCost(), Slack(lambda: 1.0)
+    slack.costs.append(cost)
+    first, second = Moment(0.2), Moment(0.7)
+    cost.begin(Moment(0.0, is_passed=True), 100, 100).end = first
+    first.is_passed = True
+    assert slack.left_s() == pytest.approx(1.0 - MARGIN_S) and cost.of(50) == pytest.approx(0.1)
+    work = cost.begin(Moment(0.2, is_passed=True), 100, 50)
+    assert slack.in_flight_s == pytest.approx(0.1), "while it is launched"
+    work.end = second
+    assert slack.left_s() == pytest.approx(0.9 - MARGIN_S)
+    second.is_passed = True
+    assert slack.in_flight_s == 0 and cost.of(100) > 0.2
 
 
 def test_an_encoder_waits_for_listeners_but_not_for_ever() -> None:

@@ -29,7 +29,7 @@ from mstar_core.engine.scheduling.requests import Requests
 from mstar_core.engine.scheduling.scheduled_passes import PassScheduler
 from mstar_core.engine.scheduling.sequence import Branch, KVRequest
 from mstar_core.engine.scheduling.step import KVStep, Launch
-from mstar_core.engine.slack import Slack, StepCost
+from mstar_core.engine.slack import StepCost
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.sampling import check_biased
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, JobKey
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.scheduling.step import Decoding, ScheduledPass
+    from mstar_core.engine.slack import Slack
     from mstar_core.engine.steps.device import Device, StepOutput
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
@@ -80,7 +81,6 @@ class Scheduler:
         self._opened = 0
         self._committed = 0.0
         self._share = share
-        self._slack = Slack()
         self._cost = StepCost()
         self._planned = 0
         self._memory = memory
@@ -269,7 +269,7 @@ class Scheduler:
 
     def yield_to(self, slack: Slack) -> None:
         """See NodeRunner."""
-        self._slack = slack
+        slack.costs.append(self._cost)
         self._admission.yield_to(slack, self._cost)
 
     # -- what the worker asks ----------------------------------------------------------------------------------------
@@ -333,14 +333,10 @@ class Scheduler:
         if decoding is not None or passes:
             step.timed = self._timed(decoding, passes)
             step.launches.append(self._launch(decoding, passes))
-            step.tokens = sum([one.count for one in passes])
-        if step.tokens:
-            yielding = sum([one.count for one in passes if one.job is not None and one.job.yields])
-            step.yields_s = self._cost.of(yielding)
-            self._slack.in_flight_s += step.yields_s
-        self._planned += 1
-        if step.launches and (step.tokens or self._planned % MEASURED_EVERY == 0):
-            step.begin = self._share.mark()
+            self._planned += 1
+            if passes or self._planned % MEASURED_EVERY == 0:
+                yielding = sum([one.count for one in passes if one.job is not None and one.job.yields])
+                step.work = self._cost.begin(self._share.mark(), sum([one.count for one in passes]), yielding)
         requests.in_flight.append(step)
         return step
 
@@ -364,8 +360,8 @@ class Scheduler:
             return step.plan
         if step.timed is not None:
             self._share.launched(step.timed)
-        if step.begin is not None:
-            step.end = self._share.mark()
+        if step.work is not None:
+            step.work.end = self._share.mark()
         return None
 
     def _next_iterations(self, going: list[Branch]) -> list[ScheduledPass]:
@@ -392,9 +388,7 @@ class Scheduler:
         now = requests.clock()
         result.duration_s = now - max(step.started, self._committed)
         self._committed = now
-        self._slack.in_flight_s -= step.yields_s
-        if step.begin is not None and step.end is not None and step.end.is_passed:
-            self._cost.add(step.begin.seconds_until(step.end), step.tokens)
+        self._cost.settle()
         if timed is not None and timed.is_over:
             result.duration_s = timed.seconds or 0.0
         return result

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from mstar_core.constraints.matcher import Matcher
     from mstar_core.engine.base import Job, StepResult
-    from mstar_core.engine.marks import Mark
     from mstar_core.engine.scheduling.device_share import TimedStep
     from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
+    from mstar_core.engine.slack import TimedWork
     from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, StepOutput
     from mstar_core.engine.steps.plan import StepPlan
 
@@ -92,8 +92,7 @@ class KVStep:
 
     dropped: keys of decoding sequences whose ids no longer count. held: branches that wait for it. copies: outputs on
     their way to the host. A step without copies to the host is done once it is launched, or nearly over if it is timed.
-    tokens: of its passes; yields_s: expected time of those that yield, see `engine.slack`. begin, end: of its work on
-    the device, if its time is measured for that.
+    work: its time on the device, if that is measured for `engine.slack`.
     """
 
     result: StepResult
@@ -103,10 +102,7 @@ class KVStep:
     held: list[Branch] = field(default_factory=list)
     copies: list[HostTransfer] = field(default_factory=list)
     timed: TimedStep | None = None
-    tokens: int = 0
-    yields_s: float = 0.0
-    begin: Mark | None = None
-    end: Mark | None = None
+    work: TimedWork | None = None
 
     @property
     def plan(self) -> StepPlan | None:

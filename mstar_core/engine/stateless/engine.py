@@ -198,6 +198,7 @@ class StatelessEngine(NodeRunner):
     def yield_to(self, slack: Slack) -> None:
         """See NodeRunner."""
         self._slack = slack
+        slack.costs.append(self._cost)
 
     def pressure(self) -> Pressure:
         """See NodeRunner."""
@@ -227,15 +228,12 @@ class StatelessEngine(NodeRunner):
                 return None
             self._await_inputs(batch)
             units = sum([_units(entry) for entry in batch if entry.job.yields])
-            begin = self._mark() if units else None
+            work = self._cost.begin(self._mark(), units, units) if units else None
             self._run(result, batch)
-            end = self._mark() if units else None
+            if work is not None:
+                work.end = self._mark()
             finished = None if self._stream is None else self._stream.record_event()
         running = StatelessStep(result, started, finished, stays(result, self._device_outputs), self._last)
-        if units:
-            running.units, running.begin, running.end = units, begin, end
-            running.yields_s = self._cost.of(units)
-            self._slack.in_flight_s += running.yields_s
         self._last = finished
         self._in_flight.append(running)
         return running
@@ -255,9 +253,7 @@ class StatelessEngine(NodeRunner):
         now = self._clock()
         result.duration_s = now - max(running.started, self._collected)
         self._collected = now
-        self._slack.in_flight_s -= running.yields_s
-        if running.begin is not None and running.end is not None and running.end.is_passed:
-            self._cost.add(running.begin.seconds_until(running.end), running.units)
+        self._cost.settle()
         return result
 
     def idle(self) -> bool:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from mstar_core.engine.base import StepResult
-
-if TYPE_CHECKING:
-    from mstar_core.engine.marks import Mark
 
 
 @dataclass(slots=True)
@@ -19,8 +15,7 @@ class StatelessStep:
     """A step in flight. finished: event at its end, None on a CPU. stays: only the device reads its outputs.
 
     before: the end of the step before. A step that stays is collected from then on, so at most one of them runs ahead
-    of the device. units: of yielding jobs (see StepCost); yields_s: their expected time.
-    begin, end: of its work on the device, if jobs of it yield.
+    of the device.
     """
 
     result: StepResult
@@ -28,10 +23,6 @@ class StatelessStep:
     finished: torch.cuda.Event | None = None
     stays: bool = False
     before: torch.cuda.Event | None = None
-    units: int = 0
-    yields_s: float = 0.0
-    begin: Mark | None = None
-    end: Mark | None = None
 
     @property
     def is_done(self) -> bool:
