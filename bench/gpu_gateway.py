@@ -80,7 +80,7 @@ def write_weights(folder: Path) -> dict[str, Path]:
 
 def write_file(options: argparse.Namespace, folder: Path, weights: Mapping[str, Path]) -> Path:
     """Write the gateway's serve.yaml."""
-    lines = [f"port: {options.port}", "models:"]
+    lines = [f"port: {options.port}", "sleepable: true", "models:"]
     for name, target in MODELS.items():
         lines += [
             f"  {name}:",

@@ -17,6 +17,7 @@ from mstar_core.gateway.tenants.accounts.directory import InvalidKey
 from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
 from mstar_core.gateway.tenants.gate import TenantGate, TenantPermit
 from mstar_core.gateway.tenants.store import read_only
+from mstar_core.gateway.tenants.usage import usage
 from tests.fakes.usage_reports import UsageReports
 
 REPLICA = Replica(model="m", deployment="fake", url="http://127.0.0.1:1")
@@ -135,6 +136,25 @@ async def test_a_race_for_requests_per_minute_admits_exactly_the_quota(tmp_path:
         assert sum(isinstance(each, Overloaded) for each in results) == 863
         clock.now += 60
         assert isinstance(await opened.admit(facts("next", key)), TenantPermit)
+
+
+async def test_two_gateways_beside_each_other_admit_one_quota_together(tmp_path: Path, clock: Clock) -> None:
+    terms = {"acme": {"requests_per_minute": 101, "concurrency": 90}}
+    async with gate(tmp_path, clock, **terms) as left, gate(tmp_path, clock, **terms) as right:
+        key = key_of(tmp_path, "acme")
+        both = [(each, f"{name}-{number}") for number in range(150) for name, each in (("l", left), ("r", right))]
+        results = await asyncio.gather(*(each.admit(facts(name, key)) for each, name in both), return_exceptions=True)
+        permits = [each for each in results if isinstance(each, TenantPermit)]
+        assert len(permits) == 90, "as many as may run at once, in both together"
+        for permit in permits:
+            permit.close(200)
+        more = [await each.admit(facts(f"more-{number}", key)) for number, (each, _) in enumerate(both[:11])]
+        assert len(more) == 11
+        with pytest.raises(Overloaded, match="101 of its 101 requests per minute"):
+            await right.admit(facts("over", key))
+        await until(lambda: usage(tmp_path, by=("tenant",))[0]["refused"] == 211)
+        (standing,) = [each for each in await right.standings() if each.name == "acme"]
+        assert (standing.running, standing.requests, standing.refused) == (11, 101, 211)
 
 
 async def test_a_race_for_concurrency_never_exceeds_it(tmp_path: Path, clock: Clock) -> None:
