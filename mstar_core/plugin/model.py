@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mstar_core.errors import WeightsError
 from mstar_core.graph import NodeSpec
 from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_core.plugin.spec import ModelSpec
@@ -47,3 +48,11 @@ class Model(Protocol):
 
     def vocab_size(self, node: NodeSpec) -> int:
         """Vocabulary of a sampling node's head; 0 for others."""
+
+
+def checkpoint_folder(folder: Path | None, model: str) -> Path:
+    """Return the folder of a model's checkpoint. Raises WeightsError if the deployment has none."""
+    if folder is None:
+        hint = f"start it with --weights DIR, or start {model}:tiny"
+        raise WeightsError(f"{model} has no checkpoint folder", hint=hint)
+    return folder

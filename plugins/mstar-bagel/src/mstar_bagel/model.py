@@ -15,7 +15,8 @@ from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import StartError
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 
 if TYPE_CHECKING:
@@ -30,13 +31,10 @@ class Bagel:
     """BAGEL on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            raise WeightsError(
-                "bagel has no checkpoint folder", hint="start it with --weights DIR, or start bagel:tiny"
-            )
+        folder = checkpoint_folder(ctx.folder, "bagel")
         self._ctx = ctx
-        self._folder = ctx.folder
-        self._sizes = read_sizes(ctx.folder)
+        self._folder = folder
+        self._sizes = read_sizes(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build one node with its weights, on the context's device and in its dtype.

@@ -18,9 +18,10 @@ from mstar_bagel.request.images import fitted_size, planes, resize
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT, PromptIds
 from mstar_bagel.request.schedule import phases
 from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
-from mstar_core.errors import RequestError, WeightsError
+from mstar_core.errors import RequestError
 from mstar_core.plugin import PARTIAL_IMAGE
 from mstar_core.plugin.media.images import encode_image, read_image
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, KeptMedia, PromptRequest, SegmentInputs, content_key
 
@@ -52,10 +53,7 @@ class Processor:
     """Processor of one checkpoint. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError(
-                "bagel has no checkpoint folder", hint="start it with --weights DIR, or start bagel:tiny"
-            )
+        folder = checkpoint_folder(folder, "bagel")
         self._sizes = read_sizes(folder)
         self._folder = folder
         self._tokenizer: TextTokenizer | None = None

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.errors import WeightsError
 from mstar_core.layers import Checkpoint, NameMap, RMSNorm, load_weights
 from mstar_core.layers.moe import expert_parts
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_llm.checkpoint.config import read_config
 from mstar_llm.decoder import LanguageModel
@@ -33,11 +33,10 @@ class Llm:
     """Model of one worker. Raises WeightsError for a missing or incomplete checkpoint folder."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            raise WeightsError("llm has no checkpoint folder", hint="start it with --weights DIR, or start llm:tiny")
+        folder = checkpoint_folder(ctx.folder, "llm")
         self._ctx = ctx
-        self._folder = ctx.folder
-        self._config = read_config(ctx.folder)
+        self._folder = folder
+        self._config = read_config(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build the decoder with its weights, in the context's dtype and on its device."""

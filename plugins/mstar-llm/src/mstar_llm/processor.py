@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mstar_core.constraints.vocabulary import TokenTable
-from mstar_core.errors import RequestError, WeightsError
+from mstar_core.errors import RequestError
 from mstar_core.families.tokenizer import TextTokenizer
 from mstar_core.plugin.chat.marks import encoded_with, with_marks
 from mstar_core.plugin.chat.template import ChatTemplate, function_of, message_of
 from mstar_core.plugin.chat.template_form import chat_format, named_tokens, read_template
 from mstar_core.plugin.chat.turns import Turn, generated_ids
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.plain_text import ByteDetokenizer
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
@@ -33,8 +34,7 @@ class Processor:
     """Processor of a language model. Created once per pool process, and in the api. Raises WeightsError."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError("llm has no checkpoint folder", hint="start it with --weights DIR, or start llm:tiny")
+        folder = checkpoint_folder(folder, "llm")
         self._folder = folder
         self._config = read_config(folder)
 

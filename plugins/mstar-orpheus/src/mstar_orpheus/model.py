@@ -8,6 +8,7 @@ import torch
 
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_orpheus.checkpoint.config import read_config
 from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout
@@ -26,13 +27,10 @@ class Orpheus:
     """Model of one worker. Raises WeightsError for a missing or incomplete checkpoint folder."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            raise WeightsError(
-                "orpheus has no checkpoint folder", hint="start it with --weights DIR, or start orpheus:tiny"
-            )
+        folder = checkpoint_folder(ctx.folder, "orpheus")
         self._ctx = ctx
-        self._config = read_config(ctx.folder)
-        self._found = CheckpointLayout.find(ctx.folder)
+        self._config = read_config(folder)
+        self._found = CheckpointLayout.find(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build `LLM` in the context's dtype or `snac_decoder` in float32, with weights, on the context's device."""

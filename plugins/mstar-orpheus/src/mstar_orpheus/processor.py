@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mstar_core.errors import RequestError, WeightsError
+from mstar_core.errors import RequestError
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_orpheus.checkpoint.config import VOICES, read_config
@@ -27,10 +28,7 @@ class Processor:
     """Processor of Orpheus: prompts and 16-bit sound. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError(
-                "orpheus has no checkpoint folder", hint="start it with --weights DIR, or start orpheus:tiny"
-            )
+        folder = checkpoint_folder(folder, "orpheus")
         self._config = read_config(folder)
         self._lm = CheckpointLayout.find(folder).lm
         self._tokenizer: TextTokenizer | None = None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import StartError
 from mstar_core.layers import Checkpoint
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_pi05.checkpoint.config import fitted, read_sizes
 from mstar_pi05.checkpoint.weights import CAMERAS, POLICY, load
@@ -27,12 +28,11 @@ class Pi05:
     """Pi0.5 on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            raise WeightsError("pi05 has no checkpoint folder", hint="start it with --weights DIR, or start pi05:tiny")
+        folder = checkpoint_folder(ctx.folder, "pi05")
         self._ctx = ctx
         self._deployment = read_deployment(ctx.model_kwargs)
-        self._sizes = fitted(read_sizes(ctx.folder), self._deployment.horizon)
-        self._files = Checkpoint.find(ctx.folder)
+        self._sizes = fitted(read_sizes(folder), self._deployment.horizon)
+        self._files = Checkpoint.find(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build `LLM` in the context's dtype, or `vit_encoder` in its own, with weights, on the context's device."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.observation import besides_pictures, unpacked
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, IMAGE, read_sizes
@@ -34,8 +35,7 @@ class Processor:
     """Processor of Pi0.5. Created once per pool process, and in the api. Raises WeightsError and ConfigError."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError("pi05 has no checkpoint folder", hint="start it with --weights DIR, or start pi05:tiny")
+        folder = checkpoint_folder(folder, "pi05")
         self._deployment = read_deployment(model_kwargs)
         self._sizes = read_sizes(folder)
         self._horizon = self._deployment.horizon or self._sizes.horizon

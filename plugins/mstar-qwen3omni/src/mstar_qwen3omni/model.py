@@ -10,6 +10,7 @@ from mstar_core.engine.module import CapturesFunction
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_core.parallel.shards import WHOLE, Shard
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.checkpoint.weights import load, own_tensors
@@ -37,12 +38,10 @@ class Qwen3Omni:
     """Qwen3-Omni on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            hint = "start it with --weights DIR, or start qwen3_omni:tiny"
-            raise WeightsError("qwen3_omni has no checkpoint folder", hint=hint)
+        folder = checkpoint_folder(ctx.folder, "qwen3_omni")
         self._ctx = ctx
-        self._config = read_config(ctx.folder)
-        self._files = Checkpoint.find(ctx.folder)
+        self._config = read_config(folder)
+        self._files = Checkpoint.find(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build a node with its weights, in the context's dtype and on its device.

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mstar_core.errors import BadMedia, RequestError, WeightsError
+from mstar_core.errors import BadMedia, RequestError
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import read_image
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, KeptMedia, PromptRequest, content_key
 from mstar_qwen3omni.checkpoint.config import read_config
@@ -46,10 +47,7 @@ class Processor:
     """Processor of Qwen3-Omni. Created once per pool process, and in the api. Raises WeightsError."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError(
-                "qwen3_omni has no checkpoint folder", hint="start it with --weights DIR, or start qwen3_omni:tiny"
-            )
+        folder = checkpoint_folder(folder, "qwen3_omni")
         self._folder = folder
         self._config = read_config(folder)
         self._tokenizer: TextTokenizer | None = None

@@ -10,8 +10,9 @@ from torch import nn
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.module import CapturesFunction
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import StartError
 from mstar_core.layers import load_weights
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_qwen3tts.checkpoint.config import read_config
 from mstar_qwen3tts.checkpoint.weights import NAMES, own_tensors
@@ -35,11 +36,9 @@ class Qwen3TTS:
     """Qwen3-TTS on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            hint = "start it with --weights DIR, or start qwen3_tts:tiny"
-            raise WeightsError("qwen3_tts has no checkpoint folder", hint=hint)
-        self._ctx, self._folder = ctx, ctx.folder
-        self._config = read_config(ctx.folder)
+        folder = checkpoint_folder(ctx.folder, "qwen3_tts")
+        self._ctx, self._folder = ctx, folder
+        self._config = read_config(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build a node with its weights: the talker in the context's dtype, the others in float32.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mstar_core.errors import BadMedia, RequestError, WeightsError, did_you_mean
+from mstar_core.errors import BadMedia, RequestError, did_you_mean
 from mstar_core.plugin.media import read_sound
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs, content_key
 from mstar_qwen3tts.checkpoint.config import BASE, CUSTOM, DESIGN, read_config
@@ -38,9 +39,7 @@ class Processor:
     """Processor of one checkpoint. Created once per pool process, and in the api. Raises WeightsError."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            hint = "start it with --weights DIR, or start qwen3_tts:tiny"
-            raise WeightsError("qwen3_tts has no checkpoint folder", hint=hint)
+        folder = checkpoint_folder(folder, "qwen3_tts")
         self._config = config = read_config(folder)
         self._tokenizer = tokenizer = TextTokenizer(folder)
         self._encoded_frame = int(np.prod(config.encoder.ratios)) * 2

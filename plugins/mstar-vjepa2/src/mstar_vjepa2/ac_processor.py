@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mstar_core.errors import RequestError, TooLarge, WeightsError
+from mstar_core.errors import RequestError, TooLarge
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_vjepa2.checkpoint.config import ActionConfig, read_action
 from mstar_vjepa2.graph import MOST_SCORED
@@ -36,10 +37,7 @@ class ActionProcessor:
     """Processor of V-JEPA 2-AC. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError(
-                "vjepa2_ac has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2_ac:tiny"
-            )
+        folder = checkpoint_folder(folder, "vjepa2_ac")
         config = read_action(folder)
         most = model_kwargs.get("max_latent_frames") or config.most_frames
         self._config: ActionConfig = replace(config, most_frames=most)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mstar_core.errors import RequestError, TooLarge, WeightsError
+from mstar_core.errors import RequestError, TooLarge
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_vjepa2.checkpoint.config import BaseConfig, read_base
 from mstar_vjepa2.checkpoint.files import has_pooler
@@ -44,10 +45,7 @@ class Processor:
     """Processor of V-JEPA 2. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError(
-                "vjepa2 has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2:tiny"
-            )
+        folder = checkpoint_folder(folder, "vjepa2")
         self._config: BaseConfig = read_base(folder)
         self._has_pooler = has_pooler(folder)
 

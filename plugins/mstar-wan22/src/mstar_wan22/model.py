@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import StartError
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_wan22.checkpoint.config import HIGH, LOW, read_sizes
 from mstar_wan22.checkpoint.weights import load
@@ -27,13 +28,10 @@ class Wan22:
     """Wan 2.2 on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            raise WeightsError(
-                "wan22 has no checkpoint folder", hint="start it with --weights DIR, or start wan22:tiny"
-            )
+        folder = checkpoint_folder(ctx.folder, "wan22")
         self._ctx = ctx
-        self._folder = ctx.folder
-        self._sizes = read_sizes(ctx.folder)
+        self._folder = folder
+        self._sizes = read_sizes(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build one node with its weights, on the context's device and in its dtype."""

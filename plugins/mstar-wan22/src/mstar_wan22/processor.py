@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mstar_core.errors import RequestError, TooLarge, WeightsError
+from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin import PARTIAL_IMAGE
 from mstar_core.plugin.media.images import encode_image, read_image
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_wan22.checkpoint.config import read_sizes
 from mstar_wan22.program import step_inputs
@@ -36,10 +37,7 @@ class Processor:
     """Processor of one checkpoint. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError(
-                "wan22 has no checkpoint folder", hint="start it with --weights DIR, or start wan22:tiny"
-            )
+        folder = checkpoint_folder(folder, "wan22")
         self._sizes = read_sizes(folder)
         self._usual = read_usual(folder, self._sizes)
         self._tokenizer = PromptTokenizer(folder)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from torch import nn
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.errors import WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.weights.building import building
 from mstar_whisper.checkpoint.config import read_config
 from mstar_whisper.nodes.decoder import SpeechDecoder
@@ -31,12 +31,10 @@ class Whisper:
     """Model of one worker. Raises WeightsError for a missing or incomplete checkpoint folder."""
 
     def __init__(self, ctx: ModelContext) -> None:
-        if ctx.folder is None:
-            hint = "start it with --weights DIR, or start whisper:tiny"
-            raise WeightsError("whisper has no checkpoint folder", hint=hint)
+        folder = checkpoint_folder(ctx.folder, "whisper")
         self._ctx = ctx
-        self._folder = ctx.folder
-        self._config = read_config(ctx.folder)
+        self._folder = folder
+        self._config = read_config(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build a node with its weights, in the context's dtype and on its device."""

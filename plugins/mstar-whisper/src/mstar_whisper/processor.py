@@ -10,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mstar_core.errors import BadMedia, RequestError, WeightsError, did_you_mean
+from mstar_core.errors import BadMedia, RequestError, did_you_mean
 from mstar_core.families.languages import LANGUAGES, language_code
 from mstar_core.plugin.media import read_sound
 from mstar_core.plugin.media.speech import speech_spans
+from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_whisper.checkpoint.config import HOP, RATE, read_config
 from mstar_whisper.text.record import segments_of
@@ -28,8 +29,7 @@ class Processor:
     """Processor of one checkpoint. Made once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        if folder is None:
-            raise WeightsError("whisper has no checkpoint folder", hint="start it with --weights DIR")
+        folder = checkpoint_folder(folder, "whisper")
         self._folder = folder
         self._config = read_config(folder)
 
