@@ -109,7 +109,7 @@ class CutOutbound(Outbound):
             strikes.release()  # the sender may wait for this
             time.sleep(HELD_S)
             end = time.monotonic() + MOST_HELD_S
-            while not any(relay.held >= HELD_BYTES for relay in relays) and time.monotonic() < end:
+            while not any(relay.on_the_way >= HELD_BYTES for relay in relays) and time.monotonic() < end:
                 time.sleep(0.01)
             for key, relay in zip(keys, relays, strict=True):
                 if words:  # held for ever; the introduction of a new process makes another

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import termios
 import threading
+from array import array
 from contextlib import ExitStack, suppress
 
 HOST = "127.0.0.1"
@@ -13,7 +16,8 @@ HOST = "127.0.0.1"
 class Relay:
     """Listens at `endpoint` and passes every connection on to a target.
 
-    held: bytes received since the last `hold`. accepted: number of connections so far.
+    held: bytes received since the last `hold`; those behind them stay in the sockets. accepted: number of connections
+    so far.
     """
 
     def __init__(self, target: str) -> None:
@@ -27,6 +31,11 @@ class Relay:
         self._flows = threading.Event()
         self._flows.set()
         self._start(self._accept)
+
+    @property
+    def on_the_way(self) -> int:
+        """Bytes that have come since the last `hold`, received or still in the sockets."""
+        return self.held + sum(map(unread, list(self._sockets)))
 
     def cut(self) -> None:
         """Break all connections. New ones are served."""
@@ -84,3 +93,11 @@ class Relay:
                 target.sendall(data)
         with suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)
+
+
+def unread(sock: socket.socket) -> int:
+    """Return the bytes that a socket has got and no one has read, 0 if it is closed."""
+    count = array("i", [0])
+    with suppress(OSError, ValueError):
+        fcntl.ioctl(sock, termios.FIONREAD, count)
+    return count[0]

@@ -167,7 +167,7 @@ def test_a_connection_that_is_cut_under_load_never_hides_a_loss(
         until(lambda: len(receiver.messages) == 200)
         relay.hold()  # what follows is on the way when the connection ends
         send(held)
-        until(lambda: relay.held > len(BODY), courier)
+        until(lambda: relay.on_the_way > len(BODY), courier)
         relay.drop()
         send(more)
         until(lambda: bool(receiver.breaks), courier)
