@@ -16,7 +16,7 @@ from tests.fakes.omni_model import TEXT_ONLY
 from tests.web.conftest import OpenTab, RunModule
 from tests.web.devtools import Tab
 from tests.web.test_page import button, check_fits, open_page
-from tests.web.test_playground import send, turns
+from tests.web.test_playground import send, turns, until_kept
 
 browser = pytest.mark.browser
 
@@ -109,6 +109,7 @@ def test_calls_are_answered_in_the_page(width: int, tab: OpenTab) -> None:
         assert page.value("document.querySelectorAll('.call textarea').length") == 0
         code = page.value("document.querySelector('.snippet pre').textContent")
         assert '"tool_call_id"' in code and '"tools"' in code
+        until_kept(page, "items.find(each => each.messages)?.messages.length === 3")
         open_page(page, api.url)
         page.until("document.querySelectorAll('.turn').length === 3")
         assert "weather" in page.value(f"{field(TOOLS)}.value")

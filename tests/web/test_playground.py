@@ -71,6 +71,8 @@ def test_messages_are_edited_answered_again_and_survive_a_reload(tab: OpenTab) -
         page.until("!document.querySelector('.composer .primary').disabled")
         kept = turns(page)
         assert len(kept) == 2 and kept[0] == "first"
+        until_kept(page, "items.find(each => each.messages)?.messages.length === 2")
+        until_kept(page, "items.filter(each => each.request).length === 4")
         open_page(page, api.url)
         page.until("document.querySelectorAll('.turn').length === 2")
         assert turns(page) == kept
@@ -112,7 +114,7 @@ def test_with_a_key_nothing_is_written_unless_it_is_chosen(tab: OpenTab) -> None
             assert page.value("document.querySelector('#keep').checked") is is_chosen
             send(page, "private")
             if is_chosen:
-                page.until(f"{STORED}.then((stored) => stored.includes('private'))")
+                until_kept(page, "JSON.stringify(items).includes('private')")
             stored = page.value(STORED)
             assert ("private" in stored) is is_chosen
             assert "secret-key" not in stored
@@ -136,6 +138,11 @@ STORED = """(async () => {
 """Everything that the page has written to the browser."""
 
 
+def until_kept(page: Tab, condition: str) -> None:
+    """Wait until the page has written what it reads after a reload. condition: of `items`, those of all shelves."""
+    page.until(f"{STORED}.then((text) => (([items]) => {condition})(JSON.parse(text)))")
+
+
 def test_sounds_are_kept_with_text_and_seed_and_repeat_the_request(tab: OpenTab) -> None:
     with live_api(speak(12), SPEECH) as api:
         page = tab(390)
@@ -143,6 +150,7 @@ def test_sounds_are_kept_with_text_and_seed_and_repeat_the_request(tab: OpenTab)
         page.value("document.querySelector('form textarea').value = 'One two three.'")
         page.click("form button.primary")
         page.until("document.querySelector('.take audio')?.duration > 0")
+        until_kept(page, "items.some(each => each.text === 'One two three.')")
         open_page(page, api.url)
         page.until("document.querySelector('.take audio')?.duration > 0")
         facts = page.value("document.querySelector('.take').innerText")
