@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -58,6 +59,8 @@ COMMON: Final[Mapping[str, Json]] = {
     "priority": {"type": "number", "description": "accepted"},
 }
 """Parameters that every model accepts; unused ones give a warning."""
+
+PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 ID_HEADER: Final = ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id")
 HEADERS: Final = (
@@ -126,7 +129,7 @@ def _operation(route: HttpRoute, schemas: Mapping[str, Json]) -> Json:
     operation: Json = {"operationId": route.name, "summary": route.summary, "responses": _responses(route)}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in ([] if "<" not in route.path else ["name"])
+        for name in PATH_PARAMETER.findall(shown_path(route.path))
     ]
     parameters += [
         {"name": name, "in": "query", "required": False, "schema": dict(schema)} for name, schema in route.query.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import jsonschema_rs
@@ -102,6 +103,13 @@ def test_headers_that_set_parameters_are_described_where_routes_have_parameters(
     }
     assert headers["/tokenize"] == headers["/detokenize"] == {"X-Request-ID"}
     assert {"X-Request-ID", "X-Request-Timeout", "X-Period-Ms"} <= headers["/v1/completions"]
+
+
+def test_every_part_of_a_path_is_a_parameter() -> None:
+    for path, operations in describe(DEPLOYMENT, SPEC, ROUTES)["paths"].items():
+        for operation in operations.values():
+            described = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
+            assert described == set(re.findall(r"{(\w+)}", path)), path
 
 
 def test_the_description_refuses_what_the_api_refuses() -> None:
