@@ -19,7 +19,7 @@ from mstar_core.errors import EngineError
 from mstar_core.graph import STATELESS, STEP, LeftContext, NodeSpec, Stream, from_param
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.worker.state.stream_inbox import StreamInbox
-from mstar_qwen3omni.plugin import mstar_models
+from mstar_qwen3omni.graph import build
 from mstar_qwen3omni.vocoder.code2wav import to_pcm16
 from mstar_qwen3omni.vocoder.decoder import upsampled
 from mstar_qwen3omni.vocoder.windows import USUAL, Chunking, fresh_samples
@@ -267,7 +267,7 @@ def test_windows_run_in_the_engine() -> None:
 
 @pytest.mark.parametrize("node", ["Code2Wav", "audio_encoder", "vision_encoder"])
 def test_warm_up_requests_run_in_the_engine_and_teach_its_graphs(node: str) -> None:
-    module, spec = small(node), mstar_models()[0].node(node)
+    module, spec = small(node), next(each for each in build(SMALL).nodes if each.name == node)
     module.capture(GraphCache(torch.device("cpu")))
     engine = StatelessEngine(spec, module, device=torch.device("cpu"), dtype=torch.float32)
     run_warmup(engine, module.warmup_requests(), lambda title: None)
