@@ -111,7 +111,7 @@ def with_parameters(schema: Json, parameters: Mapping[str, Json], *, is_strict: 
     for name in sorted(SILENT):
         properties.setdefault(name, {"description": "accepted, without effect"})
     for name, harmless in NO_EFFECT.items():
-        properties.setdefault(name, {"enum": list(harmless), "description": "not supported"})
+        properties.setdefault(name, {"enum": [*harmless, None], "description": "not supported"})
     return {**schema, "properties": properties, "additionalProperties": not is_strict}
 
 

@@ -131,7 +131,7 @@ async def _found(exchange: Exchange) -> StoredResponse:
 
 
 def _number(exchange: Exchange, name: str, default: int) -> int:
-    value = exchange.request.args.get(name)
+    value = exchange.request.get_args(keep_blank_values=True).get(name)
     if value is None:
         return default
     if not (value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS):

@@ -141,15 +141,15 @@ async def delete(exchange: Exchange) -> HTTPResponse:
 
 async def page(exchange: Exchange) -> HTTPResponse:
     """Return a page of videos, the newest first."""
-    args = exchange.request.args
-    order, limit, after = args.get("order") or "desc", args.get("limit") or str(USUAL), args.get("after")
+    args = exchange.request.get_args(keep_blank_values=True)
+    order, limit, after = str(args.get("order", "desc")), str(args.get("limit", USUAL)), args.get("after")
     if order not in ("asc", "desc"):
         raise RequestError("order must be asc or desc", field="order", allowed="asc, desc")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST):
         raise RequestError(f"limit must be 1 to {MOST}", field="limit", allowed=f"1 to {MOST}")
     videos = exchange.service.videos
     owner, count = owner_of(exchange.key), int(limit)
-    if after and await videos.store.find(after, owner) is None:
+    if after is not None and await videos.store.find(after, owner) is None:
         raise RequestError(f"after: there is no video {after[:80]!r}", field="after")
     entries = await videos.store.page(owner, count + 1, after, is_ascending=order == "asc")
     found = [

@@ -166,6 +166,12 @@ def test_pages_and_deletion(client: openai.OpenAI) -> None:
                 call(ids[0])
 
 
+@pytest.mark.parametrize("query", ["limit=", "limit=101", "order=", "after="])
+def test_a_page_takes_no_empty_values(server: Deployment, query: str) -> None:
+    answer = httpx.get(f"{server.url}/v1/videos?{query}", timeout=LIMIT_S)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
