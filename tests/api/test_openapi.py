@@ -95,6 +95,17 @@ async def test_the_description_holds_what_the_model_maps_and_takes(started: Star
         assert "security" not in document["paths"]["/health"]["get"]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "servers"), [("/m/llm%3Amini", [{"url": "/m/llm%3Amini"}]), ("//evil", None), ("x", None)]
+)
+async def test_the_description_repeats_the_prefix_of_a_proxy(
+    started: Started, prefix: str, servers: list[dict[str, str]] | None
+) -> None:
+    async with started(echo, model=SPEC) as api:
+        answer = await api.client.get("/openapi.json", headers={"X-Forwarded-Prefix": prefix})
+        assert answer.json().get("servers") == servers
+
+
 def test_headers_that_set_parameters_are_described_where_routes_have_parameters() -> None:
     described = describe(DEPLOYMENT, SPEC, ROUTES)["paths"]
     headers = {

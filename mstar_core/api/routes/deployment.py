@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Embedding, Video
+
+PROXY_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~%:-]{1,200}){1,8}")
+"""Value of X-Forwarded-Prefix that the description repeats."""
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
@@ -180,5 +184,7 @@ async def metrics(exchange: Exchange) -> HTTPResponse:
 
 
 async def openapi_document(exchange: Exchange) -> HTTPResponse:
-    """Return the OpenAPI description."""
-    return exchange.json(exchange.service.description)
+    """Return the OpenAPI description, with the beginning of paths that a proxy has taken off."""
+    prefix = exchange.header("x-forwarded-prefix") or ""
+    servers = {"servers": [{"url": prefix}]} if PROXY_PREFIX.fullmatch(prefix) else {}
+    return exchange.json({**exchange.service.description, **servers})

@@ -36,7 +36,7 @@ from mstar_core.gateway.door.paths import (
     parts_of,
     voice_key,
 )
-from mstar_core.gateway.door.replies import JSON, error_reply, event, internal, no_model, unknown_model
+from mstar_core.gateway.door.replies import JSON, check_method, error_reply, event, internal, no_model, unknown_model
 from mstar_core.gateway.door.sockets import join
 from mstar_core.gateway.door.upstream import Upstream, abort, answer_of, open_session, read_some, relay
 from mstar_core.gateway.door.waiting import Comments
@@ -124,6 +124,7 @@ class Door:
         request_id = head.request_id_of(request.headers)
         parts = parts_of(request.raw_path)
         try:
+            check_method(request.method)
             answer = await self._answer(request, parts, request_id)
         except MstarError as error:
             answer = error_reply(error, request_id, is_native=parts.is_native)
@@ -222,8 +223,8 @@ class Door:
         if model is None:
             statuses = self.fleet.models()
             await self.cards.refresh(statuses)
-            any_name = next((status.name for status in statuses if "*" in status.aliases), None)
-            model = self.cards.resolve(name) or any_name
+            takes_any = [status.name for status in statuses if "*" in status.aliases]
+            model = self.cards.resolve(name) or (takes_any[0] if len(takes_any) == 1 else None)
         return model
 
     async def _default(self, ask: Ask, key: str | None) -> str:

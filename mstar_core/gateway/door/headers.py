@@ -44,15 +44,19 @@ KEY_PROTOCOL: Final = "openai-insecure-api-key."
 
 REQUEST_ID: Final = "X-Request-ID"
 FORWARDED: Final = "X-Forwarded-For"
+FORWARDED_PREFIX: Final = "X-Forwarded-Prefix"
+"""Header with the beginning of the path that the gateway has taken off, for descriptions of routes."""
+
 _CLIENT_ID: Final = re.compile(r"[!-.0-~]{1,128}")
 _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def request_headers(
-    headers: Mapping[str, str], replica: Replica, request_id: str, peer: str, *, takes_keys: bool
+    headers: Mapping[str, str], replica: Replica, request_id: str, peer: str, *, takes_keys: bool, prefix: str = ""
 ) -> CIMultiDict[str]:
     """Return the headers of a request for a deployment. Its key replaces that of a tenant.
 
+    prefix: the part of the path that names the model.
     peer: the client's address. A deployment shows its live view to its own host only, so it must know of other peers.
     """
     dropped = _named(headers.get("Connection", ""))
@@ -66,7 +70,9 @@ def request_headers(
         passed.add(name, value)
     if takes_keys and replica.key is not None and "Authorization" not in passed:
         passed["Authorization"] = f"Bearer {replica.key}"
-    passed[REQUEST_ID] = request_id
+    passed.setdefault(REQUEST_ID, request_id)  # a client's own passes also if it is wrong: the deployment refuses it
+    if prefix:
+        passed[FORWARDED_PREFIX] = passed.get(FORWARDED_PREFIX, "").rstrip("/") + prefix
     if not is_loopback(peer) or FORWARDED in passed:
         passed[FORWARDED] = ", ".join(filter(None, (passed.get(FORWARDED), peer)))
     return passed

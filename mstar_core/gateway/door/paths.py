@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 PREFIX: Final = "/m/"
 """Path form that names the model: `/m/MODEL/generate`."""
@@ -83,6 +83,11 @@ class PathParts:
     raw: str
     model: str | None = None
     id: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """The part of the path that names the model, escaped; empty without one."""
+        return "" if self.model is None else PREFIX + quote(self.model, safe="")
 
     @property
     def is_native(self) -> bool:

@@ -10,6 +10,7 @@ from aiohttp import web
 from mstar_core.errors import MstarError, NotFound, Overloaded, Refused, RequestError, Unavailable, did_you_mean_one_of
 
 TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled"}
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 JSON: Final = "application/json; charset=utf-8"
 LONGEST_MESSAGE: Final = 1000
 RETRY_S: Final = 5
@@ -24,6 +25,13 @@ class UnknownKey(Refused):
     code = "invalid_api_key"
 
 
+class UnknownMethod(RequestError):
+    """The method of a request is none that any route has."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
 class UpstreamLost(Unavailable):
     """A deployment ended the connection before its answer began. The request may have run."""
 
@@ -36,6 +44,13 @@ class SlowBody(RequestError):
 
     status = 408
     code = "slow_upload"
+
+
+def check_method(method: str) -> None:
+    """Refuse methods such as TRACE. Raises UnknownMethod."""
+    if method not in METHODS:
+        allowed = ", ".join(METHODS)
+        raise UnknownMethod(f"the method {method[:20]} is not supported", hint=f"use {allowed}", allowed=allowed)
 
 
 def error_body(error: MstarError) -> dict[str, Any]:
@@ -93,4 +108,6 @@ def _headers(error: MstarError) -> dict[str, str]:
     if isinstance(error, Overloaded) or error.status == 503 or "retry_after_s" in error.facts:
         seconds = int(error.facts.get("retry_after_s", RETRY_S if error.status == 503 else 1))
         return {"Retry-After": str(min(LONGEST_RETRY_S, max(1, seconds)))}
+    if error.status == 405:
+        return {"Allow": ", ".join(METHODS)}
     return {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}

@@ -79,7 +79,12 @@ class Upstream:
 
     async def _request(self, ask: Ask, replica: Replica) -> aiohttp.ClientResponse:
         headers = request_headers(
-            ask.request.headers, replica, ask.request_id, ask.peer, takes_keys=self.gate.takes_keys
+            ask.request.headers,
+            replica,
+            ask.request_id,
+            ask.peer,
+            takes_keys=self.gate.takes_keys,
+            prefix=ask.parts.prefix,
         )
         response: aiohttp.ClientResponse = await self.session.request(
             ask.request.method,

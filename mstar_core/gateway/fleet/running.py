@@ -199,7 +199,7 @@ def replica_of(spec: DeploymentSpec, model: str) -> Replica:
 
 
 def names_of(spec: DeploymentSpec) -> tuple[str, ...]:
-    """Return further names of a deployment's model, without `*`, which means any name."""
+    """Return further names of a deployment's model; `*` means any name."""
     variant = [f"{spec.model}:{spec.weights_source}"] if spec.weights_source in ("tiny", "mini") else []
     names = dict.fromkeys([*spec.api.aliases, spec.model, *variant])
-    return tuple(name for name in names if name not in ("*", spec.name))
+    return tuple(name for name in names if name != spec.name)

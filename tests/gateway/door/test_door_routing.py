@@ -110,6 +110,25 @@ async def test_a_model_of_any_name_takes_what_no_other_one_does(opened: Opened) 
     assert answer["by"] == "llm"
 
 
+async def test_several_models_of_any_name_take_none(opened: Opened) -> None:
+    gateway = await opened(*(FakeDeployment(name, aliases=("*",)) for name in ("llm", "omni")))
+    status, _ = await gateway.json("POST", "/v1/completions", json={"model": "gpt-5"})
+    assert status == 404
+
+
+async def test_a_method_that_no_route_has_is_refused_before_the_model(opened: Opened) -> None:
+    gateway = await opened(FakeDeployment("llm"))
+    status, answer = await gateway.json("TRACE", "/generate?model=none")
+    assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_a_deployment_hears_the_beginning_of_the_path(opened: Opened) -> None:
+    llm = FakeDeployment("llm")
+    gateway = await opened(llm)
+    await gateway.json("GET", "/m/llm/openapi.json", headers={"X-Forwarded-Prefix": "/outer"})
+    assert (llm.received[0].path, llm.received[0].headers["X-Forwarded-Prefix"]) == ("/openapi.json", "/outer/m/llm")
+
+
 async def test_a_preflight_of_a_browser_needs_no_model(opened: Opened) -> None:
     gateway = await opened(FakeDeployment("llm"), FakeDeployment("omni"))
     status, _ = await gateway.json("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://page.example"})

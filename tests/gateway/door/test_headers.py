@@ -59,6 +59,11 @@ def test_only_a_valid_request_id_is_kept(given: str, is_kept: bool) -> None:
     assert (used == given) is is_kept and (is_kept or used.startswith("req-"))
 
 
+def test_a_wrong_request_id_is_refused_by_the_deployment_and_not_replaced() -> None:
+    assert sent({"X-Request-ID": ""}, takes_keys=False)["X-Request-ID"] == ""
+    assert sent({}, takes_keys=False)["X-Request-ID"] == "req-1"
+
+
 def test_headers_that_an_answer_names_for_one_hop_are_removed() -> None:
     passed = answer_headers(
         [("Connection", "x-hop"), ("X-Hop", "1"), ("Set-Cookie", "a"), ("Set-Cookie", "b")], "x-hop"
