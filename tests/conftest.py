@@ -43,13 +43,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show why tests failed that passed at their second run: each is a fault of a test, or a race in the product."""
-    stats = terminalreporter.stats
-    failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
-    unsteady = [report for report in stats.get("rerun", ()) if report.nodeid not in failed]
-    if unsteady:
-        terminalreporter.section("UNSTEADY: failed, then passed")
-    for report in unsteady:
+    """Show why tests failed at first that ran again: each is a fault of a test, or a race in the product."""
+    reports = terminalreporter.stats.get("rerun", ())
+    if reports:
+        terminalreporter.section("UNSTEADY: the first failures of tests that ran again")
+    for report in reports:
         terminalreporter.write_sep("_", report.nodeid)
         terminalreporter.write_line(report.longreprtext)
 

@@ -205,7 +205,7 @@ async def test_streams_of_a_lost_host_go_on_at_a_replica_while_no_host_has_room(
     with deployment.no_room():
         answers = await during(copies, Spread.lose_host, 4)
         assert [flaws(answer, copies.references[REQUEST]) for answer in answers] == [[]] * 4
-        assert deployment.snapshot()["hosts"][OTHER]["state"] != "ready"
+        until(lambda: deployment.snapshot()["hosts"][OTHER]["state"] == "waiting", "the state in a snapshot", WAIT_S)
         deployment.wait_event("request.resumed")
         deployment.wait_event("host.waiting", host=OTHER, why="no host of the cluster has room; a test has taken it")
     await asyncio.to_thread(copies.settle)

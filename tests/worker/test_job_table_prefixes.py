@@ -42,7 +42,7 @@ def ask(driver: Driver, handle: int, inputs: dict[str, list[int]], content: byte
     """Run one job as the worker makes it. Returns the drawn id and the tokens that the cache supplied."""
     jobs = Jobs({}, cast(Any, None), lambda: 0.0)
     request: Any = SimpleNamespace(handle=Handle(handle), salt=b"", sound=Sound())
-    task: Any = SimpleNamespace(node=SimpleNamespace(spec=TAGGED, attend=None))
+    task: Any = SimpleNamespace(node=SimpleNamespace(spec=TAGGED, attend=None), edges=frozenset(("token",)))
     tensors = {port: torch.tensor(values) for port, values in inputs.items()}
     job = jobs.make(request, task, tensors, ("token",), "main", sample=True, content=content)
     job.key = cast(Any, handle)
