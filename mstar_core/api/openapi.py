@@ -107,12 +107,26 @@ def with_parameters(schema: Json, parameters: Mapping[str, Json], *, is_strict: 
     """Return a request schema extended by model parameters and by accepted fields that have no effect."""
     properties = dict(schema["properties"])
     for name, parameter in parameters.items():
-        properties.setdefault(name, parameter)
+        properties.setdefault(name, _or_null(parameter))
     for name in sorted(SILENT):
         properties.setdefault(name, {"description": "accepted, without effect"})
     for name, harmless in NO_EFFECT.items():
         properties.setdefault(name, {"enum": [*harmless, None], "description": "not supported"})
     return {**schema, "properties": properties, "additionalProperties": not is_strict}
+
+
+def _or_null(parameter: Json) -> Json:
+    """Return the schema of a parameter that may be null, which means its default."""
+    if "anyOf" in parameter:
+        return {**parameter, "anyOf": [*parameter["anyOf"], {"type": "null"}]}
+    kinds = parameter.get("type")
+    if kinds is None:
+        return parameter
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    nullable = {**parameter, "type": kinds if "null" in kinds else [*kinds, "null"]}
+    if None not in parameter.get("enum", [None]):
+        nullable["enum"] = [*parameter["enum"], None]
+    return nullable
 
 
 def _paths(routes: Sequence[HttpRoute], schemas: Mapping[str, Json], *, has_keys: bool) -> Json:

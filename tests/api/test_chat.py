@@ -285,6 +285,8 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({**HI, **SPOKEN, "audio": {"format": "aac"}}, 400, "unsupported_parameter", "audio.format"),
     ({**HI, "tools": [{"type": "function", "function": {"name": "add"}}]}, 400, "unsupported_parameter", "tools"),
     ({**HI, "logprobs": True}, 400, "unsupported_parameter", "logprobs"),
+    ({**HI, "partial_images": False}, 400, "unsupported_parameter", "partial_images"),
+    ({**HI, "speed": True}, 400, "unsupported_parameter", "speed"),
     ({**HI, "response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
     ({**HI, "presence_penalty": 0.5}, 400, "unsupported_parameter", "presence_penalty"),
     ({**HI, "frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),

@@ -134,7 +134,9 @@ def test_the_description_refuses_what_the_api_refuses() -> None:
     assert not fits([{"role": "user"}]) and not fits([{"role": "user", "content": []}])
     assert fits([{"role": "assistant"}, {"role": "user", "content": "hello"}])
     assert schemas["ChatRequest"]["properties"]["period_ms"]["minimum"] > 0
-    assert schemas["GenerateRequest"]["properties"]["functions"]["enum"] == [[], None]
+    generate = schemas["GenerateRequest"]["properties"]
+    assert generate["functions"]["enum"] == [[], None]
+    assert all(jsonschema_rs.is_valid(generate[name], None) for name in ("stop", "top_k", "talker_temperature"))
 
 
 async def test_routes_that_the_model_does_not_map_are_not_described(started: Started) -> None:

@@ -281,9 +281,14 @@ def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]
     """
     parameters = {name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
     for name, harmless in NO_EFFECT.items():
-        if name in rest and name not in parameters and rest[name] not in harmless:
+        if name in rest and name not in parameters and not _is_one_of(rest[name], harmless):
             raise RequestError(f"{name} is not supported", hint="omit it", field=name, code="unsupported_parameter")
     return {name: value for name, value in rest.items() if name in parameters or name not in NO_EFFECT}
+
+
+def _is_one_of(value: object, values: Sequence[object]) -> bool:
+    """Return whether a JSON value is one of these. Unlike Python, JSON has no equality of 0 and false."""
+    return any(isinstance(value, bool) is isinstance(each, bool) and value == each for each in values)
 
 
 def check_outputs(
