@@ -59,7 +59,10 @@ def show_usage(
     printer = Printer.of(ctx)
     groups = _groups(by)
     first, last = _days(day, since)
-    items = usage(gateway_folder(), by=groups, tenant=tenant, model=model, since=first, until=last)
+    found = usage(gateway_folder(), by=groups, tenant=tenant, model=model, since=first, until=last)
+    items = [
+        {name: round(value, 3) if isinstance(value, float) else value for name, value in each.items()} for each in found
+    ]
     items = [{"name": "/".join(str(item[group] or "-") for group in groups) or "all", **item} for item in items]
     if is_csv:
         _print_csv(printer, items, groups)
