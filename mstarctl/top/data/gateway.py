@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from mstar_core.gateway.parts import TenantStanding
 from mstarctl.client import AdminClient
 from mstarctl.serve.changes import progress_text
 
@@ -32,30 +33,13 @@ class GatewayModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayTenant:
-    """One tenant: its load, and its use of the UTC day beside its quotas, None without one."""
-
-    name: str
-    running: int = 0
-    concurrency: int | None = None
-    requests_minute: int = 0
-    requests_per_minute: int | None = None
-    tokens: int = 0
-    tokens_per_day: int | None = None
-    audio_s: float = 0.0
-    audio_seconds_per_day: float | None = None
-    requests: int = 0
-    refused: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayView:
     """A gateway. facts: its head. models, tenants: by name."""
 
     name: str
     facts: Mapping[str, Any]
     models: tuple[GatewayModel, ...]
-    tenants: tuple[GatewayTenant, ...] = ()
+    tenants: tuple[TenantStanding, ...] = ()
 
     @property
     def devices(self) -> dict[str, int]:
@@ -90,5 +74,5 @@ def view_of(snapshot: Mapping[str, Any]) -> GatewayView:
         )
         for item in snapshot["models"]
     )
-    tenants = tuple(msgspec.convert(item, type=GatewayTenant) for item in snapshot.get("tenants", ()))
+    tenants = tuple(msgspec.convert(item, type=TenantStanding) for item in snapshot.get("tenants", ()))
     return GatewayView(name=str(head["name"]), facts=head, models=models, tenants=tenants)

@@ -35,9 +35,9 @@ Patch = pytest.MonkeyPatch
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with Deployment(served=BAGEL, name="mini", weights_source="mini") as running:
+@pytest.fixture(scope="module", params=[{}, {"quantization": "fp8"}], ids=["plain", "fp8"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with Deployment(served=BAGEL, name="mini", weights_source="mini", **request.param) as running:
         yield running.url
 
 

@@ -1,13 +1,12 @@
-"""Weights of eight bits: errors against the reference, and `bagel:mini` judged with them, over HTTP too."""
+"""Weights of eight bits: errors against the reference, and `bagel:mini` judged with them in one process."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import judge_shapes
 import pytest
 import torch
 
@@ -18,11 +17,9 @@ from mstar_bagel.plugin import spec
 from mstar_core.layers import quantize as float8
 from mstar_core.layers.linear import QuantizedLinear
 from mstar_core.layers.quantize import QuantizationReport, quantize, quantized_weights
-from tests.runtime.deployment import Deployment
 
 from .conftest import Built, Run, build
-from .test_http import BAGEL
-from .test_mini import LEAST, POINTS, SCENES, drawn
+from .test_mini import LEAST, SCENES, drawn
 
 HIDDEN = 0.12
 """Relative error of hidden states and logits: random weights add the errors of all layers. Measured: 0.09."""
@@ -132,20 +129,3 @@ def scales_of_the_next_output(patch: Patch) -> None:
 def test_a_broken_quantization_is_noticed(broken: Callable[[Patch], None], mini: Built, monkeypatch: Patch) -> None:
     broken(monkeypatch)
     assert drawn(halved(mini)[0], SCENES // 2) < LEAST
-
-
-# -- over HTTP ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with Deployment(served=BAGEL, name="mini-fp8", weights_source="mini", quantization="fp8") as running:
-        yield running.url
-
-
-def test_unseen_scenes_are_drawn_described_and_recoloured(url: str) -> None:
-    with judge_shapes.Served(url, POINTS) as served:
-        verdict = judge_shapes.judge(served, SCENES)
-    assert verdict["drawn"] >= LEAST, verdict
-    assert verdict["described"] >= 0.9, verdict
-    assert verdict["edited"] >= 0.9, verdict

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mstar_core.gateway.parts import TenantStanding
 from mstarctl.output.line import Line, fit, left, line, right, safe
-from mstarctl.top.data.gateway import GatewayTenant, GatewayView
+from mstarctl.top.data.gateway import GatewayView
 from mstarctl.top.drawing import numbers
 from mstarctl.top.layout.gateway.frame import TENANTS, framed
 
@@ -27,7 +28,7 @@ def tenant_rows(gateway: GatewayView, width: int) -> list[Line]:
     return rows
 
 
-def _tenant_row(tenant: GatewayTenant, wide: int) -> Line:
+def _tenant_row(tenant: TenantStanding, wide: int) -> Line:
     return line(
         (f"  {left(safe(tenant.name), wide)}", "strong"),
         _cell(tenant.running, tenant.concurrency, 9),
