@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 WAY_OUT: Final = "return it in every forward, or declare the port with '?' if it may be absent"
 
-
 HEAD_OUTPUTS: Final = ("hidden", "logits")
 """Outputs of a KV node that need no port: the engine gives them to the head, or makes them with it."""
 

@@ -105,7 +105,6 @@ log = logging.getLogger(__name__)
 SAVED_BYTES: Final = 256 << 20
 """Largest state of a loop that is saved. A loop with a larger one begins anew after a death."""
 
-
 EARLY_S: Final = 0.25
 """Sound that the client still has when items are handed over early: time to make more of it."""
 

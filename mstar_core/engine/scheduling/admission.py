@@ -37,7 +37,6 @@ MOST_BESIDE_TEXT: Final = 4352
 MOST_PREFILL_BUDGETS: Final = 2
 """Token budgets of prompt passes that share a forward pass. More take as long per token and delay first tokens."""
 
-
 LEAST_TOKENS: Final = 64
 """Least tokens to which listeners cut a pass: the launch of a shorter one costs as much."""
 
@@ -180,10 +179,13 @@ class Admission:
             return counted
         left, now = self._cost.units_within(left_s), self._requests.clock()
         cut: list[tuple[Branch, int]] = []
+        is_first = True
         for branch, count in counted:
-            taken = self._taken(branch, count, left, now, is_first=not any([had for one, had in cut if _yields(one)]))
+            taken = self._taken(branch, count, left, now, is_first=is_first)
             self._slack.is_holding = self._slack.is_holding or taken < count
-            left -= taken if _yields(branch) else 0
+            if taken and _yields(branch):
+                is_first = False
+                left -= taken
             cut.append((branch, taken))
         return cut
 

@@ -293,9 +293,8 @@ class ManagedFleet:
             member.state = ModelState.ABSENT
             return
         replica, head = found
-        if (
-            member.state is ModelState.ABSENT and not member.is_own
-        ):  # another worker of this gateway may have started it
+        if member.state is ModelState.ABSENT and not member.is_own:
+            # Another worker of this gateway may have started it.
             member.is_own = name in self._owned
         member.replica = Replica(model=model.name, deployment=name, url=replica.url, key=replica.key)
         member.head = head

@@ -19,7 +19,6 @@ LOST_S: Final = 1.0
 """Time since a buffer ran dry after which other work no longer yields: the stall has another cause, such as a text
 that still arrives."""
 
-
 FALL: Final = 0.5
 RISE: Final = 0.03
 """Weights of a measurement that is below and above the estimate, which so stays near the least ones."""
