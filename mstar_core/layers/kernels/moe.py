@@ -342,10 +342,11 @@ def supports(x: Tensor, gate_up: Tensor, down: Tensor, scales: tuple[Tensor, Ten
     return are_known and are_contiguous
 
 
-def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling, MoETiling]:
+def tilings(x: Tensor, inner: int, pairs: int, experts: int, *, widens: bool = False) -> tuple[MoETiling, MoETiling]:
     """Return the tilings of the gate-up and of the down GEMM. Fixed per device and range of tokens, never measured.
 
-    Within a range a row's bits do not depend on its batch. x: [T, width].
+    Within a range a row's bits do not depend on its batch. x: [T, width]. widens: the weights are float8, and the rows
+    are not.
     """
     tokens, width = x.shape
     has_room = has_large_shared_memory(x.device)
@@ -353,7 +354,8 @@ def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling,
         tiling = MoETiling(block=64, step=32, rows=16, stages=2)
     elif tokens <= FEW_TOKENS:
         tiling = MoETiling(block=64, step=128, rows=16, stages=4 if has_room else 3)
-    elif pairs <= MANY_ROWS * experts:
+    elif widens or pairs <= MANY_ROWS * experts:
+        # Weights that are widened in registers gave wrong sums with two groups of warps (Triton 3.6 on an H200).
         tiling = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
     else:
         tiling = MoETiling(block=128, step=64, rows=128, stages=4 if has_room else 2, warps=8)
@@ -470,12 +472,13 @@ def expert_terms(
     out = x.new_empty(slots, tokens, width)
     if not tokens:
         return out
-    first, second = forced or tilings(x, inner, tokens * slots, total)
+    is_rounded = scales is not None and rounds_inputs and tokens > FEW_TOKENS
+    widens = scales is not None and not is_rounded
+    first, second = forced or tilings(x, inner, tokens * slots, total, widens=widens)
     routing = route(logits, total - shared, chosen, x.dtype, first.rows, shared=shared, normalizes=normalizes)
     hidden = x.new_empty(tokens * slots, inner)
     most, is_single = routing.tiles.shape[1], tokens == 1
     precision, options = "ieee" if x.dtype == torch.float32 else "tf32", launch_options(x.device)
-    is_rounded = scales is not None and rounds_inputs and tokens > FEW_TOKENS
     gate_up_scale, down_scale = scales or (None, None)
     given, given_scale = round_rows(x) if is_rounded else (x, None)
     _gate_up_kernel[(triton.cdiv(inner, first.block // 2), most)](

@@ -73,8 +73,8 @@ class Encoder(nn.Module, CapturesFunction):
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
         """See NodeModule: one window, whose shape all windows have."""
-        mel = torch.zeros(1, self._frames, self.conv1.in_channels)
-        step = WarmupStep(inputs={"mel": mel, "place": torch.tensor([[0, self._frames]])}, outputs=("states",))
+        mel = torch.zeros(self._frames, self.conv1.in_channels)
+        step = WarmupStep(inputs={"mel": mel, "place": torch.tensor([0, self._frames])}, outputs=("states",))
         return [WarmupRequest(title="a window of sound", tokens=1, steps=(step,), is_value_free=True)]
 
     def forward(self, *, mel: Tensor | list[Tensor], place: np.ndarray | Sequence[np.ndarray]) -> dict[str, Tensor]:
