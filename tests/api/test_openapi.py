@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import jsonschema_rs
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -46,6 +47,21 @@ EXAMPLES = int(os.environ.get("MSTAR_EXAMPLES", "20"))
 """Requests of each kind to each route; use MSTAR_EXAMPLES=1000 for a nightly run."""
 
 
+@st.composite
+def supported(draw: st.DrawFn, requests: st.SearchStrategy[schemathesis.Case]) -> schemathesis.Case:
+    """Draw a request. Reject it if the generator raises its own error about an uploaded file.
+
+    schemathesis 4.32 filters some negative bodies with a JSON validator that raises for the bytes of a file. Hypothesis
+    draws constants of all loaded modules, so another process may meet this where one has not.
+    """
+    try:
+        return draw(requests)
+    except ValueError as error:
+        if str(error) != "Unsupported type: 'Binary'":
+            raise
+        reject()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveApi]:
     with live_api(echo, SPEC, timeout_s=20.0) as live:
@@ -73,7 +89,7 @@ def test_no_request_is_answered_by_a_crash_or_against_the_description(
         phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode))
+    @given(case=supported(operation.as_strategy(generation_mode=mode)))
     def send(case: schemathesis.Case) -> None:
         answer = case.call(base_url=server.url)
         case.validate_response(answer, checks=CHECKS)
