@@ -57,6 +57,7 @@ class ModelStatus:
 
     held: bytes of the ledger by device; totals: bytes of those devices. queued: requests that wait for it.
     reason: what they wait for. can_sleep: None until it is known. caution: for its operator. progress: of a load.
+    config: path of its deployment file, empty until it was planned.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelStatus:
     can_sleep: bool | None = None
     caution: str = ""
     progress: LoadProgress | None = None
+    config: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
-from mstarctl.start.choice import GB, auto_count, choose
 from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
+from mstarctl.start.hardware.choice import GB, auto_count, choose
 from mstarctl.start.plan import as_started
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 

@@ -43,6 +43,7 @@ def show(planned: Planned, printer: Printer) -> None:
         "name": spec.name,
         "model": spec.model,
         "config": spec.config_file,
+        "why": planned.devices.why,
         "weights": spec.weights_source,
         "needed_bytes": spec.needed_bytes,
         "memory_budget": spec.memory_budget,

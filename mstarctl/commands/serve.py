@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from mstar_core.errors import ExitCode, MstarError, NotFound, Unreachable, UsageError
-from mstar_core.gateway.serve_file import ModelEntry, ServeFile, load_serve_file
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile, load_serve_file, read_entry
 from mstar_core.gateway.sleep_rule import can_sleep, caution_of
 from mstar_core.host.hardware.gpus import count_gpus
 from mstar_core.host.run_dir import RunDirectory
@@ -29,8 +29,9 @@ from mstarctl.output.durations import parse_duration
 from mstarctl.output.units import counted
 from mstarctl.serve.changes import ModelChanges, progress_text
 from mstarctl.serve.gateway import NAME, StartedGateway, ending, start_gateway, wait_serving
+from mstarctl.start.served_models import check_starts
 from mstarctl.start.service.notify import READY, STOPPING, notify
-from mstarctl.start.target import parse_set
+from mstarctl.start.target import parse_set, wrap
 
 COLUMNS: Final = (
     Column("MODEL", "name"),
@@ -40,6 +41,7 @@ COLUMNS: Final = (
     Column("WAKES", "wakes", is_right=True),
     Column("SLEEP", "sleep"),
     Column("ALIASES", "names"),
+    Column("FILE", "file", is_wide=True),
     Column("URL", "urls", is_wide=True),
     Column("NOTE", "note"),
 )
@@ -102,6 +104,7 @@ def up(
     shown = counted(len(serve.models), "model") if serve.models else "every running deployment"
     printer.say(f"{name}: {shown} on {serve.host}:{serve.port}")
     _say_cautions(serve.models.values(), serve, printer)
+    check_starts(serve, printer)
     if is_dry:
         printer.item("gateway", {"name": name, **msgspec.to_builtins(serve)}, _entries(serve))
         return
@@ -188,6 +191,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
         "sleep": SLEEPS[item.get("can_sleep")],
         "note": item["reason"] or progress_text(item) or item.get("caution", ""),
         "names": ", ".join(item["aliases"]),
+        "file": Path(item.get("config") or "").name,
         "urls": ", ".join(each["url"] for each in item["replicas"]),
     }
 
@@ -235,6 +239,7 @@ def add(
     entry = {word: value for word, value in fields.items() if value is not None}
     if not entry.keys() & {"target", "url"}:
         raise UsageError("nothing to serve is given", hint="mstarctl serve add NAME TARGET, or --url URL")
+    check_starts(ServeFile(models={model: read_entry(model, wrap(entry, "serve add"))}), printer)
     with AdminClient.of(find_gateway(gateway)) as admin:
         answer = admin.send("/v1/models", {"name": model, "entry": entry})
         printer.say(f"{admin.name}: serves {model}")
@@ -270,6 +275,9 @@ def reload(ctx: typer.Context, name: GatewayName = None) -> None:
     """Read serve.yaml and the certificate again; a file with faults changes nothing."""
     printer = Printer.of(ctx)
     with AdminClient.of(find_gateway(name)) as admin:
+        path = admin.head().get("config")
+        if path:
+            check_starts(load_serve_file(Path(path)), printer)
         answer = admin.act("reload")
         printer.say(f"{admin.name}: read {answer['file'] or 'no file'}")
     if printer.is_machine:

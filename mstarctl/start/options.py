@@ -111,6 +111,12 @@ class UpOptions:
             help="0,1: rank i gets the i-th; auto:2: choose the file for two GPUs; with --ray HOST:0,HOST:1",
         ),
     ] = None
+    is_fitted: Annotated[
+        bool,
+        typer.Option(
+            "--fit", help="choose the file for the GPUs, as auto:N does, if the model's own does not fit them"
+        ),
+    ] = False
     replicas: Annotated[
         int | None,
         typer.Option(

@@ -37,11 +37,11 @@ from mstar_core.weights.folder_check import check_folder
 from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
-from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.hardware.adapters import plan_adapters
 from mstarctl.start.hardware.admission import Admission, admission, quantized_share, weights_on_devices
 from mstarctl.start.hardware.budget import LedgerDevices, check_room, with_budget
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
+from mstarctl.start.hardware.choice import Candidate, auto_count, choose, obstacle
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
 from mstarctl.start.hosts.checks import check_hosts, host_cautions
 from mstarctl.start.hosts.cluster import find_cluster
@@ -58,7 +58,10 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A deployment that passed every check possible before a process exists. spec.log_dir is still empty."""
+    """A deployment that passed every check possible before a process exists. spec.log_dir is still empty.
+
+    is_chosen: its file was chosen for the devices.
+    """
 
     model: ModelSpec
     config: ResolvedConfig
@@ -67,6 +70,7 @@ class Planned:
     run: RunDirectory
     distribution: str
     walk_count: int
+    is_chosen: bool = False
 
 
 def make_planned(
@@ -90,7 +94,7 @@ def make_planned(
     entry = plugins.distribution_of(model)
     packages = {"mstarctl": client_version(), entry.distribution: entry.version}
     cluster = find_cluster(config, options, packages, torch_version())
-    if cluster is not None and auto_count(options.gpus):
+    if cluster is not None and (auto_count(options.gpus) or options.is_fitted):
         target = chosen_target(options, target, [gpu.total_bytes for gpu in cluster.offer.free])
         config = resolve_target(target, overrides(options))
         cluster = replace(cluster, config=config)
@@ -101,7 +105,7 @@ def make_planned(
     else:
         devices, plan = placement.devices, placement.plan
     if target.why:
-        devices = replace(devices, why=f"{devices.why}; {options.gpus} chose {target.why}")
+        devices = replace(devices, why=f"{devices.why}; {target.why}")
     check_placement(model, config, plan)
     check_transport(config, plan, LOOPBACK if placement is None else placement.hosts[0].address)
     run = old.run.successor if old is not None else run_directory(config.name, options.run_root)
@@ -165,6 +169,7 @@ def make_planned(
         run=run,
         distribution=f"{entry.distribution} {entry.version}",
         walk_count=sum(len(partition.walks) for partition in model.partitions),
+        is_chosen=bool(target.why),
     )
 
 
@@ -218,19 +223,50 @@ def find_target(options: UpOptions, plugins: Plugins) -> Target:
 
 
 def chosen_target(options: UpOptions, target: Target, memories: Sequence[int] | None = None) -> Target:
-    """Return the target with the file that `--gpus auto:N` chooses; a file that the operator named is kept.
+    """Return the target with the file that `--gpus auto:N` or `--fit` chooses; a file that the operator named is kept.
 
-    memories: bytes of the GPUs that are free; None: of the visible GPUs of this host.
+    memories: bytes of the GPUs that are free; None: of this host. Raises ConfigError if no file fits.
     """
     count = auto_count(options.gpus)
     names = (target.spec.name, *target.spec.aliases)
-    if not count or options.target is None or split_name(options.target)[0] not in names or options.config is not None:
+    if options.target is None or split_name(options.target)[0] not in names or options.config is not None:
         return target
+    if not count:
+        return fitted_target(options, target, memories) if options.is_fitted else target
     sizes = [gpu.total for gpu in visible_gpus(gpus())] if memories is None else memories
     if len(sizes) < count:
         return target
-    choice = choose(target.spec, sizes[: count // (options.replicas or 1)], variant=target.variant)
-    return replace(target, config=choice.best.file, why=f"{choice.best.name}: {choice.why(choice.best)}")
+    best, reason = _best(options, target, sizes[:count])
+    return replace(target, config=best.file, why=f"{options.gpus} chose {best.name}: {reason}")
+
+
+def fitted_target(options: UpOptions, target: Target, memories: Sequence[int] | None) -> Target:
+    """Return the target, with another file of the model if its own does not fit the devices of the options."""
+    sizes = device_memories(options) if memories is None else memories
+    if not sizes:
+        return target
+    why_not = obstacle(resolve_target(target, overrides(options)), sizes, variant=target.variant)
+    if not why_not:
+        return target
+    best, reason = _best(options, target, sizes)
+    own = "its own file" if target.config.path is None else target.config.path.stem
+    return replace(target, config=best.file, why=f"{own} {why_not}; {best.name} fits: {reason}")
+
+
+def _best(options: UpOptions, target: Target, memories: Sequence[int]) -> tuple[Candidate, str]:
+    """Return the file for some GPUs, and the reason. memories: bytes of each GPU."""
+    choice = choose(target.spec, memories[: len(memories) // (options.replicas or 1)], variant=target.variant)
+    return choice.best, choice.why(choice.best)
+
+
+def device_memories(options: UpOptions) -> list[int]:
+    """Return the bytes of each GPU that the options select, 0 if unknown; of faked devices on the CPU, else none."""
+    names = choose_devices(options.device, options.gpus, count_gpus(), torch_version()).names
+    if names == ("cpu",):
+        return list(fake_memory().values())
+    visible = dict(enumerate(visible_gpus(gpus())))
+    indices = [int(name.partition(":")[2]) for name in names]
+    return [visible[index].total if index in visible else 0 for index in indices]
 
 
 def check_log_level(text: str) -> str:

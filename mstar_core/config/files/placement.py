@@ -224,7 +224,7 @@ def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, .
         for rank in group.ranks:
             if rank >= len(devices):
                 count = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}"
-                choose = f"up with --gpus auto:{len(devices)}, which chooses among the model's files"
+                choose = f"up with --fit or --gpus auto:{len(devices)}, which choose among the model's files"
                 hint = f"give {config.rank_count} devices, or {choose}, or use a file with ranks below {len(devices)}"
                 raise config.group_error(
                     group, "ranks", f"no device backs rank {rank}", f"{count} for {config.rank_count} ranks", hint

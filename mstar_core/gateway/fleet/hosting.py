@@ -17,12 +17,15 @@ class Need:
     """Memory of one deployment of a model. claims: by key of the ledger, empty where no ledger counts it.
 
     budget: value of `up --memory`; empty: whole GPUs, which a sleeping deployment does not give back.
-    can_sleep: its devices can give memory back.
+    can_sleep: its devices can give memory back. config: path of the deployment file, empty if not known. why: reason
+    for the file and the devices.
     """
 
     claims: Mapping[str, MemoryClaim] = field(default_factory=dict)
     budget: str = ""
     can_sleep: bool = True
+    config: str = ""
+    why: str = ""
 
     @property
     def is_shared(self) -> bool:

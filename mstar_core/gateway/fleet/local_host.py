@@ -161,7 +161,10 @@ class LocalHost:
 
 
 def start_words(entry: ModelEntry) -> list[str]:
-    """Return the words of a model's entry as `mstarctl up` and `plan` take them."""
+    """Return the words of a model's entry as `mstarctl up` and `plan` take them.
+
+    A model without a file gets the one that fits its devices.
+    """
     words = [] if entry.target is None else [entry.target]
     for option, value in (
         ("--config", entry.file),
@@ -170,11 +173,16 @@ def start_words(entry: ModelEntry) -> list[str]:
         ("--gpus", entry.gpus),
     ):
         words += [option, value] if value is not None else []
-    if entry.sleepable is not None:
-        words += ["--set", f"sleepable={str(entry.sleepable).lower()}"]
+    words += ["--fit"] if entry.file is None else []
+    return words + [word for text in set_texts(entry) for word in ("--set", text)]
+
+
+def set_texts(entry: ModelEntry) -> list[str]:
+    """Return the values that an entry overrides, as `--set` takes them."""
+    texts = [] if entry.sleepable is None else [f"sleepable={str(entry.sleepable).lower()}"]
     for key, value in entry.set.items():
-        words += ["--set", f"{key}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"]
-    return words
+        texts.append(f"{key}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+    return texts
 
 
 def command_error(text: str, title: str) -> StartError:
@@ -210,7 +218,13 @@ def _need(plan: Mapping[str, Any], budget: str) -> Need:
         each["key"]: MemoryClaim(device=each["device"], need_bytes=each["takes_bytes"], total_bytes=each["total_bytes"])
         for each in plan["memory"]
     }
-    return Need(claims=claims, budget=budget if claims else "", can_sleep=bool(plan.get("can_sleep", True)))
+    return Need(
+        claims=claims,
+        budget=budget if claims else "",
+        can_sleep=bool(plan.get("can_sleep", True)),
+        config=str(plan.get("config") or ""),
+        why=str(plan.get("why") or ""),
+    )
 
 
 async def _run(words: Sequence[str], stdout: int) -> asyncio.subprocess.Process:

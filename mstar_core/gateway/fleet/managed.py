@@ -253,6 +253,7 @@ class ManagedFleet:
             can_sleep=model.can_sleep,
             caution=caution_of(model.entry, model.can_sleep),
             progress=model.progress() if model.state is ModelState.LOADING else None,
+            config="" if model.need is None else model.need.config,
         )
 
     # -- following ------------------------------------------------------------------------------------------------
@@ -355,7 +356,9 @@ class ManagedFleet:
             await self._until(lambda: not any(member.is_moving for member in model.members) and not model.is_yielding)
             if is_first and model.awake:
                 return
-            model.need = model.need or await self._host.survey(model.entry)
+            if model.need is None:
+                model.need = need = await self._host.survey(model.entry)
+                log.info("%s takes the file %s: %s", model.name, need.config or "of its plugin", need.why or "planned")
             is_wake = await self._place(model, model.need, patience_s)
             await self.scan()
             model.scaled_at = self._clock.now()

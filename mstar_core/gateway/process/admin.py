@@ -218,6 +218,7 @@ def status_item(status: ModelStatus) -> dict[str, Any]:
         "reason": status.reason,
         "can_sleep": status.can_sleep,
         "caution": status.caution,
+        "config": status.config,
         "progress": None if status.progress is None else asdict(status.progress),
     }
 

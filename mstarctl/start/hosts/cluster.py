@@ -16,7 +16,7 @@ from mstar_core.config.hosts import HostDevice, host_device
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, MstarError, StartError, UsageError
 from mstar_core.host.hardware.gpus import gpus, visible_gpus
-from mstarctl.start.choice import auto_count
+from mstarctl.start.hardware.choice import auto_count
 from mstarctl.start.hardware.devices import has_no_cuda
 from mstarctl.start.hosts.offer import Offer
 from mstarctl.start.hosts.versions import obstacle, unusable

@@ -15,7 +15,7 @@ from mstar_core.config.scaling import MOST_RANKS, FreeDevice, columns_by_kind, w
 from mstar_core.errors import ConfigError
 from mstar_core.host.hardware.gpus import Gpu
 from mstarctl.output.units import counted
-from mstarctl.start.choice import auto_count
+from mstarctl.start.hardware.choice import auto_count
 from mstarctl.start.hardware.devices import Devices
 from mstarctl.start.hosts.cluster import Cluster
 from mstarctl.start.hosts.network import address_of

@@ -10,7 +10,7 @@ import pytest
 from mstar_core.config.files.load import shipped
 from mstar_core.errors import ConfigError, ExitCode
 from mstarctl.plugins import Plugins
-from mstarctl.start.choice import GB, Choice, choose
+from mstarctl.start.hardware.choice import GB, Choice, choose
 from mstarctl.start.target import find, resolve_target
 
 Cli = Callable[..., Any]

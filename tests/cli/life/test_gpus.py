@@ -155,3 +155,52 @@ def test_auto_chooses_the_file_for_the_gpus_and_a_named_file_is_kept(tool: Cli, 
     for words in (("orpheus_disaggregated:tiny",), ("orpheus:tiny", "--config", "orpheus_disaggregated")):
         assert "chose" not in planned(*words, "--gpus", "auto:2")
     assert "chose" not in planned("orpheus:tiny", "--gpus", "0,1")
+
+
+def test_fit_keeps_the_default_file_unless_the_gpus_cannot_hold_it(tool: Cli, two_gpus: Path) -> None:
+    def planned(*words: str) -> str:
+        said = tool("up", "qwen3_omni:tiny", *words, "--dry-run", *own_port())
+        assert said.code == 0, said.err
+        return str(said.out + said.err)
+
+    alone = planned("--gpus", "1", "--fit")
+    assert "qwen3omni_single_gpu.yaml" in alone
+    assert "qwen3omni_2gpu needs 2 GPUs; qwen3omni_single_gpu fits: uses 1 of 1 GPU" in alone
+    assert "rank 0  cuda:1" in alone, "the chosen file runs on the GPU of the options"
+    for words in (("--gpus", "0,1"), ("--device", "cpu"), ()):
+        assert "qwen3omni_2gpu.yaml" in planned(*words, "--fit")
+    said = tool("up", "qwen3_omni:tiny", "--gpus", "1", "--dry-run", *own_port())
+    assert said.code == ExitCode.INVALID and "--fit" in said.err
+    words = ("--config", "qwen3omni_2gpu", "--gpus", "1", "--fit")
+    named = tool("up", "qwen3_omni:tiny", *words, "--dry-run", *own_port())
+    assert named.code == ExitCode.INVALID, "a named file is kept"
+
+
+def test_a_gateway_checks_each_model_against_the_gpus_before_it_starts(tool: Cli, two_gpus: Path) -> None:
+    file = two_gpus / "serve.yaml"
+    file.write_text('models:\n  omni: {target: "qwen3_omni:tiny", gpus: "1"}\n  voice: {target: "orpheus:tiny"}\n')
+    said = tool("serve", str(file), "--dry-run")
+    assert said.code == 0, said.err
+    assert "omni: qwen3omni_single_gpu.yaml (2 visible; qwen3omni_2gpu needs 2 GPUs" in said.err
+    assert "voice: " not in said.err, "its own file fits"
+    file.write_text(
+        "models:\n  omni: {target: qwen3_omni, gpus: '1', memory: 70GiB}\n  own: {target: qwen3omni_2gpu, gpus: '1'}\n"
+        "  gone: {target: nothing}\n"
+    )
+    said = tool("serve", str(file), "-d")
+    assert said.code == ExitCode.INVALID, said.err
+    assert "serve.yaml has 3 faults" in said.err
+    for line in (
+        "serve.yaml:2: omni cannot start: no deployment file of qwen3_omni fits 1 GPU of 85 GB; ",
+        "qwen3omni_single_gpu: rank 0 needs a GPU of 96 GB, and its GPU has 85",
+        "serve.yaml:3: own cannot start: no device backs rank 1",
+        "serve.yaml:4: gone cannot start: ",
+    ):
+        assert line in said.err, said.err
+
+
+def test_a_model_that_may_start_later_is_a_warning(tool: Cli, two_gpus: Path) -> None:
+    file = two_gpus / "serve.yaml"
+    file.write_text("models:\n  voice: {target: orpheus, weights: not_there}\n")
+    said = tool("serve", str(file), "--dry-run")
+    assert said.code == 0 and "voice cannot start now: " in said.err and "not_there" in said.err

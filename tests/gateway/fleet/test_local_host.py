@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import MstarError
-from mstar_core.gateway.fleet.local_host import command_error, start_words
+from mstar_core.gateway.fleet.local_host import LocalHost, command_error, start_words
 from mstar_core.gateway.parts import ModelState
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, gpu_holders
@@ -109,10 +109,24 @@ def test_the_words_of_an_entry_are_those_of_up() -> None:
     )
     assert start_words(entry) == [
         *("bagel", "--weights", "/w", "--device", "cuda", "--gpus", "0"),
-        *("--set", "max_queue=3", "--set", "dtype=float16"),
+        *("--fit", "--set", "max_queue=3", "--set", "dtype=float16"),
     ]
     sleepy = ModelEntry(name="m", target="bagel", sleepable=True)
-    assert start_words(sleepy) == ["bagel", "--set", "sleepable=true"]
+    assert start_words(sleepy) == ["bagel", "--fit", "--set", "sleepable=true"]
+    assert start_words(ModelEntry(name="m", target="bagel", file="/f.yaml")) == ["bagel", "--config", "/f.yaml"]
+
+
+async def test_a_model_without_a_file_is_planned_with_the_one_that_fits(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default file of Qwen3-Omni has two ranks; on one faked device the file for one is taken."""
+    files = {}
+    for fakes in ("cpu:0=2GiB", "cpu:0=2GiB,cpu:1=2GiB"):
+        monkeypatch.setenv("MSTAR_FAKE_MEMORY", fakes)
+        entry = ModelEntry(name="omni", target="qwen3_omni:tiny", device="cpu", memory_text="900MiB")
+        need = await LocalHost().survey(entry)
+        files[Path(need.config).stem] = list(need.claims), "qwen3omni_single_gpu fits" in need.why
+    assert files == {"qwen3omni_single_gpu": (["cpu-0"], True), "qwen3omni_2gpu": (["cpu-0", "cpu-1"], False)}
 
 
 def test_the_error_of_a_command_keeps_title_detail_and_code() -> None:

@@ -1,4 +1,4 @@
-"""Choice of a shipped deployment file for `--gpus auto:N`, with the reason for each file.
+"""Choice of a shipped deployment file for `--gpus auto:N` and `--fit`, with the reason for each file.
 
 Of the files that the GPUs can hold, the one that uses most of them is taken. Among equals the model's default comes
 first, then whole replicas, nodes on different ranks, and walks on different ranks. Tensor parallelism comes last,
@@ -128,7 +128,7 @@ def _candidate(model: ModelSpec, name: str, path: Path, memories: Sequence[int],
         ranks=config.rank_count,
         kind=_kind(config),
         is_default=name == model.default_config.removesuffix(".yaml"),
-        obstacle=_obstacle(config, memories, variant=variant),
+        obstacle=obstacle(config, memories, variant=variant),
     )
 
 
@@ -143,7 +143,8 @@ def _kind(config: ResolvedConfig) -> int:
     return 2 if any(group.graph_walks is not None for group in groups) else 1
 
 
-def _obstacle(config: ResolvedConfig, memories: Sequence[int], *, variant: str) -> str:
+def obstacle(config: ResolvedConfig, memories: Sequence[int], *, variant: str) -> str:
+    """Return why GPUs cannot hold a file, "" if they can. memories: bytes of each GPU in order; 0 if unknown."""
     if config.rank_count > len(memories):
         return f"needs {counted(config.rank_count, 'GPU')}"
     for rank in range(0 if variant else config.rank_count):
