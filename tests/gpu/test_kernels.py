@@ -106,6 +106,25 @@ def linears(cuda: torch.device, rows: int, outputs: int) -> None:
     assert torch.isfinite(elementwise.dequantize(values, scale, torch.bfloat16)).all()
 
 
+def rounded_rows(cuda: torch.device, rows: int, width: int) -> None:
+    """Round rows to float8, some of one large value among small ones and the first of zeros."""
+    from mstar_core.layers import float8
+    from mstar_core.layers.kernels.elementwise import round_rows
+
+    x = torch.randn(rows, width, device=cuda).bfloat16()
+    x[:, -1] *= 1000
+    x[0] = 0
+    values, scales = round_rows(x)
+    assert values.shape == x.shape and scales.shape == (rows,)
+    wide = x.double()
+    torch.testing.assert_close(scales[1:].double(), wide[1:].abs().amax(dim=1) / float8.LARGEST, atol=0, rtol=1e-6)
+    # The largest value of a row is exact. The others have three bits of mantissa, and 2**-10 scales below the normals.
+    assert not values[0].float().any() and scales[0] > 0
+    assert (values[1:].float().abs().amax(dim=1) == float8.LARGEST).all()
+    error = (values.double() * scales.double()[:, None] - wide).abs()
+    assert (error <= torch.maximum(wide.abs() / 15, scales.double()[:, None] * 1.001 * 2.0**-10)).all()
+
+
 def norms(cuda: torch.device, rows: int, width: int) -> None:
     """Run norms with both roundings, with and without partial sums."""
     from mstar_core.layers.kernels import elementwise
@@ -315,6 +334,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "sums": lambda cuda: sums(cuda, 3, 36),
     "sums-wide": lambda cuda: sums(cuda, 7, 1408),
     "norms": lambda cuda: norms(cuda, 3, 100),
+    "rounded-rows": lambda cuda: rounded_rows(cuda, 5, 37),
+    "rounded-rows-wide": lambda cuda: rounded_rows(cuda, 3, 4101),
     "later": lambda cuda: later(cuda, 5, 48),
     "prompts-short": lambda cuda: prompts(cuda, (1, 33, 7), (0, 5, 200), 64),
     "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),

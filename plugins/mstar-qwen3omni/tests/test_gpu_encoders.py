@@ -20,9 +20,9 @@ from mstar_core.families import mel
 from mstar_core.families.mel import LogMel
 from mstar_core.graph import STEP, from_param
 from mstar_core.graph.declare.sampling import SamplingParams
+from mstar_qwen3omni import plugin
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes, VocoderSizes
 from mstar_qwen3omni.encoders.patches import places_of
-from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.vocoder import code2wav
 from mstar_qwen3omni.vocoder.windows import USUAL
 
@@ -147,7 +147,7 @@ def test_captured_windows_equal_uncaptured_ones_and_those_alone(dtype: torch.dty
 
 
 def test_streams_through_the_engine_equal_the_cpu() -> None:
-    plain, spec = small("Code2Wav", MIDDLE), mstar_models()[0].node("Code2Wav")
+    plain, spec = small("Code2Wav", MIDDLE), plugin.spec(MIDDLE).node("Code2Wav")
     module = on_gpu(plain, torch.float32)
     module.capture(GraphCache(DEVICE))
     engine = StatelessEngine(spec, module, device=DEVICE, dtype=torch.float32, lookahead=1)
@@ -262,7 +262,7 @@ def test_captured_frames_equal_uncaptured_ones_and_the_cpu(dtype: torch.dtype) -
 
 @pytest.mark.parametrize("node", ["audio_encoder", "vision_encoder", "Code2Wav"])
 def test_the_warm_up_leaves_nothing_to_compile(node: str) -> None:
-    spec, module = mstar_models()[0].node(node), on_gpu(small(node, MIDDLE), torch.bfloat16)
+    spec, module = plugin.spec(MIDDLE).node(node), on_gpu(small(node, MIDDLE), torch.bfloat16)
     module.capture(GraphCache(DEVICE))
     engine = StatelessEngine(spec, module, device=DEVICE, dtype=torch.bfloat16, lookahead=1)
     run_warmup(engine, module.warmup_requests(), lambda title: None)
