@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupStep:
-    """One job of a warm-up request; the fields are those of `Job`."""
+    """One job of a warm-up request; the fields are those of `Job`.
+
+    inputs: of one request, by port, without a batch dimension. They must fit the declared ports.
+    """
 
     inputs: dict[str, Tensor]
     attend: Attend = field(default_factory=Attend)

@@ -1,4 +1,6 @@
-"""Comparison of a module's outputs with the ports of its node. Used by both engines and by the conformance checks.
+"""Comparison of values with the ports of their node: outputs of a module, inputs of its warm-up.
+
+Used by both engines and by the conformance checks.
 
 Cost model: names, dtypes and shapes are compared once for each set of wanted and returned ports, dtypes and ranks. A
 forward after that costs one lookup in a set.
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from mstar_core.engine.ports import DTYPES
-from mstar_core.errors import EngineError, nearest
+from mstar_core.errors import EngineError, did_you_mean, nearest
+from mstar_core.graph.declare.nodes import keyword
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +28,12 @@ HEAD_OUTPUTS: Final = ("hidden", "logits")
 """Outputs of a KV node that need no port: the engine gives them to the head, or makes them with it."""
 
 
+SHORT: Final = {dtype: name for name, dtype in DTYPES.items()}
+"""Dtypes as port types name them."""
+
+
 class PortCheck:
-    """Checks of one node's outputs. Owned by its engine.
+    """Checks of one node's ports. Owned by its engine.
 
     Only outputs that pass are remembered: a fault ends every request that meets it, and no other.
     """
@@ -66,6 +73,25 @@ class PortCheck:
                     raise EngineError(fault, "the request ends, others go on", "return what the port declares")
         self._passed.add(key)
 
+    def require_inputs(self, giver: str, inputs: Mapping[str, object]) -> None:
+        """Raise EngineError for an input that is not a port, or does not fit its port. For warm-up requests.
+
+        giver: subject of the error, such as "warm-up 'one image'". Inputs that begin with `$` need no port.
+        """
+        node = self._spec.name
+        for port, value in inputs.items():
+            word = keyword(port)
+            if word not in self._spec.ports:
+                if word != port:
+                    continue
+                detail = f"{giver} of node {node} gives {port!r}, which is not among its ports"
+                raise EngineError(detail, hint=did_you_mean(port, self._spec.ports), node=node)
+            fault = self.fault(word, value, stacked=0, any_float=True, found=f"{giver} of node {node} gives")
+            if fault:
+                raise EngineError(
+                    fault, hint=f"give {port!r} as the input of one request, without a batch dimension", node=node
+                )
+
     def _require_names(self, wanted: Collection[str], given: Collection[str]) -> None:
         ports, node = self._spec.ports, self._spec.name
         returned = ", ".join(sorted(port for port in given if not port.startswith("$"))) or "nothing"
@@ -81,22 +107,28 @@ class PortCheck:
             detail = f"expected {port!r} {declared}; the module returned {returned}"
             raise EngineError(f"node {node} returned no {port!r}, which its walk takes", detail, hint, node=node)
 
-    def fault(self, port: str, value: object, *, stacked: int = 1, any_float: bool = False) -> str:
+    def fault(self, port: str, value: object, *, stacked: int = 1, any_float: bool = False, found: str = "") -> str:
         """Return what is wrong with a value of a declared port, empty if it fits.
 
+        found: subject and verb of the text, by default that the node returned the value.
         any_float: accept every float type for a declared one: the precision of a deployment is not the node's choice.
         """
-        declared, node = self._spec.port(port), self._spec.name
+        declared, found = self._spec.port(port), found or f"node {self._spec.name} returned"
         items = list(_items(value))
         if not items:
             is_absent = isinstance(value, list | tuple) and all(item is None for item in value)
-            return "" if is_absent else f"node {node} returned {port!r} as {type(value).__name__}, not as a tensor"
+            return "" if is_absent else f"{found} {port!r} as {type(value).__name__}, not as a tensor"
         axes = self._axes + (stacked if isinstance(value, torch.Tensor) else 0)
         for item in items:
             if not fits(declared, item, axes, any_float=any_float):
-                found = f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-                return f"node {node} returned {port!r} as {found}; declared is {declared}"
+                return f"{found} {port!r} as {type_of(item)}; declared is {declared}"
         return ""
+
+
+def type_of(value: Tensor) -> str:
+    """Return dtype and shape of a tensor as a port type is written, such as "f32[3,8]"."""
+    dtype = SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
+    return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
 def fits(declared: PortType, value: Tensor, axes: int, *, any_float: bool = False) -> bool:

@@ -15,7 +15,9 @@ from mstar_core.engine.base import NO_ADAPTER, Contention, MemoryUse
 from mstar_core.engine.memory.node_memory import NodeMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
 
     from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
@@ -95,6 +97,11 @@ class NodeRunner(ABC):
     def holds(self, handle: Handle, branch: str) -> bool:
         """Return whether this branch of an open request has work or cached tokens here."""
         return False
+
+    # -- warm-up -----------------------------------------------------------------------------------------------------
+
+    def require_inputs(self, giver: str, inputs: Mapping[str, Tensor]) -> None:
+        """Raise EngineError for an input that does not fit its declared port. giver: see `PortCheck`."""
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -33,8 +33,9 @@ Warmups = Sequence[tuple[NodeRunner, Sequence[WarmupRequest]]]
 
 
 def trace_requests(warmups: Warmups, compiling: Compiling) -> None:
-    """Go through the value-free requests of all runners, as `NodeModule.trace` does."""
+    """Go through the value-free requests of all runners, as `NodeModule.trace` does. Raises as `run_warmup` does."""
     for runner, requests in warmups:
+        _require_declared(runner, requests)
         if _is_traceable(requests):
             with uncounted(runner):
                 _go_through(runner, requests, compiling)
@@ -70,8 +71,10 @@ def uncounted(runner: NodeRunner) -> AbstractContextManager[None]:
 def run_warmup(runner: NodeRunner, requests: Sequence[WarmupRequest], report: Callable[[str], None]) -> None:
     """Run warm-up requests and then all idle work, which captures the passes that arrived. Their state is freed.
 
-    report: called with a title before each piece of work. Raises the first error.
+    report: called with a title before each piece of work. Raises the first error. Inputs that do not fit their declared
+    ports are an EngineError before the first request runs.
     """
+    _require_declared(runner, requests)
     for each in requests:
         report(each.title)
         with _opened(runner, each):
@@ -80,6 +83,12 @@ def run_warmup(runner: NodeRunner, requests: Sequence[WarmupRequest], report: Ca
     report("captures")
     while runner.idle():
         report("captures")
+
+
+def _require_declared(runner: NodeRunner, requests: Sequence[WarmupRequest]) -> None:
+    for each in requests:
+        for step in each.steps:
+            runner.require_inputs(f"warm-up {each.title!r}", step.inputs)
 
 
 @contextlib.contextmanager

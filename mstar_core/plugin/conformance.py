@@ -99,6 +99,9 @@ _CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
     ("bronze", "outputs.ports"): {
         "ports-as-declared": "nodes return the ports that edges take, with the declared dtypes and shapes",
     },
+    ("bronze", "outputs.warm_ups"): {
+        "warm-ups-run": "the warm-up of nodes runs on the CPU, with inputs as their ports declare",
+    },
     ("bronze", "people"): {
         "sample-inputs": "the miniature takes the inputs of mstarctl sample, the same each time",
         "raw-prompts": "a model with a route for raw prompts or tokens spells ids as their text and reads both",

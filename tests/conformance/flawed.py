@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mstar_core.engine.module import NodeModule, WarmupRequest, WarmupStep
 from mstar_core.errors import RequestError
 from mstar_core.graph import CLIENT, STATELESS, GraphEdge, GraphNode, NodeSpec
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, param
@@ -143,6 +144,34 @@ class Forgets(nn.Module):
         return {"sound": (tokens * 7).to(torch.int16)}
 
 
+class Warm(Tone, NodeModule):
+    """Warms itself up as it should. tokens: of the warm-up; outputs: ports that it wants."""
+
+    tokens = torch.zeros(3, dtype=torch.int64)
+    outputs: tuple[str, ...] = ("pcm",)
+
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        step = WarmupStep(inputs={"tokens": self.tokens}, outputs=self.outputs)
+        return [WarmupRequest(title="a text", tokens=3, steps=(step,))]
+
+
+class BatchedWarmUp(Warm):
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+
+
+class FloatWarmUp(Warm):
+    tokens = torch.zeros(3)
+
+
+class WarmUpForMore(Warm):
+    outputs = ("pcm", "level")
+
+
+class WarmUpThatCrashes(Tone, NodeModule):
+    def warm_up(self) -> None:
+        raise ValueError("no such table")
+
+
 class Model:
     kind: type[nn.Module] = Tone
 
@@ -169,6 +198,26 @@ class ChanceModel(Model):
 
 class FloatModel(Model):
     kind = Floats
+
+
+class WarmModel(Model):
+    kind = Warm
+
+
+class BatchedWarmUpModel(Model):
+    kind = BatchedWarmUp
+
+
+class FloatWarmUpModel(Model):
+    kind = FloatWarmUp
+
+
+class GreedyWarmUpModel(Model):
+    kind = WarmUpForMore
+
+
+class CrashingWarmUpModel(Model):
+    kind = WarmUpThatCrashes
 
 
 WEIGHTS = {"all": WeightRef(repo="nobody/nothing")}

@@ -37,6 +37,10 @@ def test_the_flawless_toy_passes(check: ConformanceCheck) -> None:
     assert run(check.name, flawed.GOOD).detail == ""
 
 
+def test_a_node_that_warms_itself_up_passes() -> None:
+    assert run("warm-ups-run", with_part(model="WarmModel")).outcome == "passed"
+
+
 UNTAKEN = Partition(name="main", program=flawed.program, walks=flawed.OTHER_WALK)
 
 
@@ -45,10 +49,26 @@ UNTAKEN = Partition(name="main", program=flawed.program, walks=flawed.OTHER_WALK
     [
         ("serves-every-walk", with_part(partitions=(UNTAKEN,)), "never"),
         ("serves-every-walk", with_part(tiny="write_nothing"), "return the folder"),
-        ("outputs-as-declared", with_part(model="FloatModel"), "float32"),
+        ("outputs-as-declared", with_part(model="FloatModel"), "f32"),
         ("outputs-as-declared", with_part(processor="WrongRate"), "44100"),
-        ("ports-as-declared", with_part(model="FloatModel"), "'pcm' as float32[1, 11]; declared is i16[samples]"),
+        ("ports-as-declared", with_part(model="FloatModel"), "'pcm' as f32[1,11]; declared is i16[samples]"),
         ("ports-as-declared", with_part(model="ForgetfulModel"), "no 'pcm', which an edge takes; it returned sound"),
+        (
+            "warm-ups-run",
+            with_part(model="BatchedWarmUpModel"),
+            "warm-up 'a text' of node tone gives 'tokens' as i64[1,3]; declared is i64[n]",
+        ),
+        ("warm-ups-run", with_part(model="FloatWarmUpModel"), "gives 'tokens' as f32[3]; declared is i64[n]"),
+        (
+            "warm-ups-run",
+            with_part(model="GreedyWarmUpModel"),
+            "warm-up 'a text' of node tone failed: node tone returned",
+        ),
+        (
+            "warm-ups-run",
+            with_part(model="CrashingWarmUpModel"),
+            "the warm-up of node tone failed: ValueError: no such",
+        ),
         ("same-seed", with_part(model="ChanceModel"), "audio differs"),
         ("batch-equal", with_part(model="NeighbourModel"), "differs"),
         ("stream-joined", with_part(processor="HeaderOnEachChunk"), "not the whole answer"),

@@ -60,8 +60,8 @@ def served(spec: ModelSpec) -> list[RequestOutcome]:
     [
         ("name", "node tone returned no 'pcm', which its walk takes"),
         ("missing", "expected 'pcm' i16[samples]; the module returned nothing"),
-        ("type", "node tone returned 'pcm' as float32[1, 4]; declared is i16[samples]"),
-        ("shape", "node tone returned 'pcm' as int16[1, 4, 1]; declared is i16[samples]"),
+        ("type", "node tone returned 'pcm' as f32[1,4]; declared is i16[samples]"),
+        ("shape", "node tone returned 'pcm' as i16[1,4,1]; declared is i16[samples]"),
         ("number", "node tone returned 'pcm' as int, not as a tensor"),
         ("list", "node tone returned list"),
     ],

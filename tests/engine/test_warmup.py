@@ -16,7 +16,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.module import NodeModule, WarmupRequest, WarmupStep
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.warmup import run_warmup, trace_captures, trace_requests
-from mstar_core.errors import MstarError
+from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.declare.nodes import Attend
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_pi05.nodes.policy import Policy
@@ -86,6 +86,34 @@ def test_what_fails_in_a_rehearsal_fails_the_start_and_holds_nothing() -> None:
     assert engine.memory().slots_used == 0 and not engine._scheduler._requests.requests
     with pytest.raises(MstarError):
         run_warmup(engine, [WarmupRequest(title="too long", tokens=1 << 20, steps=())], lambda what: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "told"),
+    [
+        ("tokens", torch.zeros(1, 4, dtype=torch.int64), "gives 'tokens' as i64[1,4]; declared is i64[n]"),
+        ("tokens", torch.zeros(4), "gives 'tokens' as f32[4]; declared is i64[n]"),
+        (
+            "tokns",
+            torch.zeros(4, dtype=torch.int64),
+            "gives 'tokns', which is not among its ports; did you mean 'tokens'?",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_their_ports_are_named_before_a_request_runs(
+    name: str, ids: torch.Tensor, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jit.installed(monkeypatch)
+    engine, begun = make_engine(), list[str]()
+    good = WarmupRequest(title="a prompt", tokens=4, steps=(WarmupStep(inputs={"tokens": torch.zeros(4).long()}),))
+    bad = replace(good, title="a batch", steps=(WarmupStep(inputs={name: ids}),), is_value_free=True)
+    with pytest.raises(EngineError) as raised:
+        run_warmup(engine, [good, bad], begun.append)
+    assert f"warm-up 'a batch' of node LM {told}" in str(raised.value) and not begun
+    compile_ahead([(engine, [good, bad])])
+    assert f"warm-up 'a batch' of node LM {told}" in caplog.text, (
+        "a pass that compiles kernels logs it and fails no start"
+    )
 
 
 class Watched:

@@ -8,7 +8,7 @@ undisturbed run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mstar_core.engine.base import NO_ADAPTER, Contention, Handle
@@ -23,6 +23,7 @@ from mstar_core.engine.kv.model_runner import ModelRunner
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.memory.node_memory import NodeMemory
 from mstar_core.engine.module import node_module
+from mstar_core.engine.port_check import PortCheck
 from mstar_core.engine.ports import position_dtype
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.scheduling.device_share import DeviceShare, device_share
@@ -78,6 +79,7 @@ class KVCacheEngine(NodeRunner):
         """
         settings.check(spec)
         self.name = spec.name
+        self._ports = PortCheck(spec)
         self._to_host = to_host
         self._host_outputs = frozenset(node_module(module).host_outputs)
         self._streamed_outputs = frozenset(node_module(module).streamed_outputs)
@@ -185,6 +187,10 @@ class KVCacheEngine(NodeRunner):
     def submit(self, job: Job) -> None:
         """See NodeRunner."""
         self._scheduler.submit(job)
+
+    def require_inputs(self, giver: str, inputs: Mapping[str, Tensor]) -> None:
+        """See NodeRunner."""
+        self._ports.require_inputs(giver, inputs)
 
     def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
         """See NodeRunner."""

@@ -191,6 +191,10 @@ class StatelessEngine(NodeRunner):
             entry.inputs_ready = torch.cuda.current_stream(self._device).record_event()
         request.queue.append(entry)
 
+    def require_inputs(self, giver: str, inputs: Mapping[str, Tensor]) -> None:
+        """See NodeRunner."""
+        self._check.require_inputs(giver, inputs)
+
     def close(self, handle: Handle) -> None:
         """See NodeRunner."""
         self._requests.pop(handle, None)

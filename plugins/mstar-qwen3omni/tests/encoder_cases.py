@@ -25,6 +25,7 @@ FOLDER: Final = golden_folder()
 CLASSES: Final = {"audio_encoder": AudioEncoder, "vision_encoder": VisionEncoder, "Code2Wav": Code2Wav}
 
 SMALL: Final = OmniConfig(
+    groups=4,
     audio=AudioSizes(width=32, layers=2, heads=2, mlp=48, window=200, channels=4, output=24),
     vision=VisionSizes(width=32, layers=3, heads=2, mlp=48, positions=64, output=24, deepstack=(0, 1)),
     vocoder=VocoderSizes(

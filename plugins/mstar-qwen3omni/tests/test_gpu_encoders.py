@@ -32,6 +32,7 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
 MIDDLE = OmniConfig(
+    groups=4,
     audio=AudioSizes(width=128, layers=4, heads=2, mlp=256, channels=32, output=64),
     vision=VisionSizes(width=144, layers=5, heads=2, mlp=288, positions=256, output=64, deepstack=(1, 3)),
     vocoder=VocoderSizes(
