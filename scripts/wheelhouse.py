@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "scripts" / "wheelhouse.lock"
 GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
-OPTIONAL = {"attention": "cuda", "terminal": "tui", "video": "video"}
+OPTIONAL = {"attention": "cuda", "terminal": "tui", "video": "video", "realtime": "realtime"}
 """Group -> option that adds it; the other groups are always included."""
 
 IMPORTS = {
@@ -32,6 +32,11 @@ IMPORTS = {
     "apache-tvm-ffi": "tvm_ffi",
     "sanic-routing": "sanic_routing",
     "pyzmq": "zmq",
+    "attrs": "attr",
+    "nvidia-ml-py": "pynvml",
+    "pyyaml": "yaml",
+    "pillow": "PIL",
+    "markdown-it-py": "markdown_it",
     "pytest-asyncio": "pytest_asyncio",
     "mdit-py-plugins": "mdit_py_plugins",
     "linkify-it-py": "linkify_it",
@@ -40,7 +45,25 @@ IMPORTS = {
 """Distributions whose import name differs from their name."""
 
 
-STANDALONE = ("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict", "aiofiles", "cffi", "pycparser")
+GIVEN = frozenset(
+    (
+        *("torch", "triton", "numpy", "jinja2", "typing-extensions", "setuptools"),
+        *("transformers", "tokenizers", "safetensors", "huggingface-hub", "httpx", "pyyaml", "packaging"),
+        *("typer", "rich", "pygments", "markdown-it-py", "mdurl"),
+        *("pillow", "uvloop"),
+    )
+)
+"""Packages that the target's image has: torch, transformers, what these two need, and two large ones.
+
+Every other package that the project needs at run time is in the lock, without the extras that no default enables.
+"""
+
+
+STANDALONE = (
+    *("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict", "aiofiles", "cffi", "pycparser"),
+    *("pybase64", "aiohappyeyeballs", "attrs", "frozenlist", "idna", "propcache", "yarl"),
+    *("pluggy", "nvidia-ml-py", "ftfy", "wcwidth"),
+)
 """Packages that import without any package of the target's image."""
 
 OWN = ("mstar_core.errors", "mstar_core.config.deployment", "mstar_core.messages.wire")
@@ -50,12 +73,6 @@ SOURCES = tuple(f"flashinfer/data/{name}/" for name in ("cutlass", "cccl", "spdl
     f"flashinfer/data/csrc/{name}/" for name in ("nv_internal", "kda", "fmha_v2", "fused_moe", "xqa")
 )
 """Sources of kernels. The target has the kernels prebuilt."""
-
-MINIATURES = tuple(
-    f"mstar_{name}/checkpoint/mini/"
-    for name in ("bagel", "llm", "orpheus", "pi05", "qwen3omni", "qwen3tts", "vjepa2", "wan22")
-)
-"""Trained miniatures. The repository, which travels beside the folder, has them too."""
 
 TRITON = "triton-kernels.tar.xz"
 """Pack of compiled Triton kernels."""
@@ -79,6 +96,7 @@ def main() -> int:
     parser.add_argument("--cuda", action="store_true", help="FlashInfer")
     parser.add_argument("--tui", action="store_true", help="the terminal screens")
     parser.add_argument("--video", action="store_true", help="video containers")
+    parser.add_argument("--realtime", action="store_true", help="detection of speech in /v1/realtime: 5 MB")
     parser.add_argument("--kernels", metavar="ARCH", help="attention kernels for this architecture, as 9.0a")
     parser.add_argument("--limit", type=int, default=64, help="MiB that folder and repository may have together")
     parser.add_argument(
@@ -91,8 +109,8 @@ def main() -> int:
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    spared = (*MINIATURES, *(SOURCES if options.kernels else ()))
-    pins = [pin for pin in locked() if getattr(options, OPTIONAL.get(pin.group, ""), True)]
+    spared = (*miniatures(), *(SOURCES if options.kernels else ()))
+    pins = chosen(locked(), options)
     wheels = {
         spare(path, out / path.name, spared): pin
         for path, pin in fetch(out.with_name(f"{out.name}-downloads"), pins, options.python).items()
@@ -124,6 +142,17 @@ def locked() -> list[Pin]:
     """Return every pin of the lock file."""
     lines = (line.split() for line in LOCK.read_text().splitlines() if line and not line.startswith("#"))
     return [Pin(name=name, version=version, group=group, sha256=digest) for name, version, group, digest in lines]
+
+
+def chosen(pins: Iterable[Pin], options: argparse.Namespace) -> list[Pin]:
+    """Return the pins of the groups that are always included, and of those whose option is given."""
+    return [pin for pin in pins if getattr(options, OPTIONAL.get(pin.group, ""), True)]
+
+
+def miniatures() -> tuple[str, ...]:
+    """Return the folders of trained miniatures in wheels. The repository, which travels beside the wheels, has them."""
+    found = sorted(ROOT.glob("plugins/*/src/*/checkpoint/mini"))
+    return tuple(f"{path.parents[1].name}/checkpoint/mini/" for path in found)
 
 
 def spare(wheel: Path, out: Path, spared: tuple[str, ...]) -> Path:
@@ -206,7 +235,8 @@ def write_manifest(out: Path, wheels: dict[Path, Pin | None], python: str) -> No
 
 def write_install(out: Path, pins: Iterable[Pin], python: str) -> None:
     """Write install.sh, which checks the files, installs into SITE and writes SITE/env.sh to source."""
-    modules = " ".join(IMPORTS.get(pin.name, pin.name.replace("-", "_")) for pin in pins if pin.name != "html5tagger")
+    names = [*sorted(GIVEN), *(pin.name for pin in pins if pin.name != "html5tagger")]
+    modules = " ".join(IMPORTS.get(name, name.replace("-", "_")) for name in names)
     script = out / "install.sh"
     script.write_text(f"""#!/bin/sh
 # Installs this wheelhouse beside the torch of PYTHON. Usage: install.sh [SITE]; then: . SITE/env.sh
