@@ -1,11 +1,13 @@
 """Four models behind one gateway on one GPU that does not hold them together: wakes and first bytes under a mixed load.
 
 Run from the repository root on a machine with one GPU: `python bench/gpu_gateway.py --minutes 10 --out FILE`.
-Qwen3-Omni, BAGEL, Orpheus and Pi0.5 in official shapes with random weights share the GPU by budgets. Clients choose a
-model at random and stay with it for a few requests. The report has wakes per minute, the wait of requests that met a
-sleeping or absent model, first bytes of the others, and the time that the gateway adds to a first byte: each pair asks
-an awake deployment directly and through the gateway, in turn. `--tiny --device cpu` tests the benchmark itself, with
-faked memory.
+Qwen3-Omni, BAGEL, Orpheus and Pi0.5 in official shapes with random weights share the GPU by budgets. First, one
+client starts each model and then asks all of them in turn, twice, so that every model is woken. Then clients choose a
+model at random and stay with it for a few requests. The report has the first bytes of requests that started a model,
+woke it from a sleep of level 1 or 2, waited for one that another request had started, or met it awake; the wakes per
+minute; the memory after each step of the first phase; and the time that the gateway adds to a first byte: each pair
+asks an awake deployment directly and through the gateway, by turns. `--tiny --device cpu` tests the benchmark itself,
+with faked memory.
 """
 
 from __future__ import annotations
@@ -30,14 +32,28 @@ import httpx
 from bench.robot_requests import STATE, TEXT, images_of
 from bench.serving.deployment import gpu_state
 from bench.serving.figures import ROOT, Figures, head, write
+from mstar_core.host.hardware.memory import memory_facts
 
 MODELS: Final = {"omni": "qwen3_omni", "bagel": "bagel", "orpheus": "orpheus", "pi05": "pi05"}
-BUDGETS: Final = {"omni": "88GiB", "bagel": "46GiB", "orpheus": "24GiB", "pi05": "16GiB"}
-"""Budgets on a GPU of 141 GB: the four take more than it has."""
+BUDGETS: Final = {"omni": "85GiB", "bagel": "44GiB", "orpheus": "24GiB", "pi05": "16GiB"}
+"""Budgets on a GPU of 141 GB (140.4 GiB): weights of 66, 28, 6 and 7 GiB with their caches and graphs.
+
+Qwen3-Omni and BAGEL leave room for what the others keep while they sleep, and for none of the others awake.
+"""
+
+HOST: Final = "84GiB"
+"""Host memory for sleeping models, counted by their budgets: all but Qwen3-Omni keep their weights there, 41 GiB."""
 
 TINY_BUDGETS: Final = {"omni": "900MiB", "bagel": "700MiB", "orpheus": "600MiB", "pi05": "500MiB"}
+TINY_HOST: Final = "1800MiB"
 FAKE: Final = "cpu:0=2GiB"
-COLD: Final = ("absent", "loading", "sleeping", "failed")
+ROUNDS: Final = 2
+"""Turns of the first phase in which each model is asked, after all were started."""
+
+ADDED: Final = ("pi05", "bagel")
+"""Models of which the added first byte is measured: with images in the request, and with a text alone."""
+
+STARTED: Final = "start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +96,8 @@ def write_weights(folder: Path) -> dict[str, Path]:
 
 def write_file(options: argparse.Namespace, folder: Path, weights: Mapping[str, Path]) -> Path:
     """Write the gateway's serve.yaml."""
-    lines = [f"port: {options.port}", "sleepable: true", "models:"]
+    host = options.host_memory or (TINY_HOST if options.tiny else HOST)
+    lines = [f"port: {options.port}", "sleepable: true", f"memory: {{host: {host}}}", "models:"]
     for name, target in MODELS.items():
         lines += [
             f"  {name}:",
@@ -95,31 +112,53 @@ def write_file(options: argparse.Namespace, folder: Path, weights: Mapping[str, 
 
 
 class Load:
-    """The mixed load on a gateway. Owned by one run. seconds: of the load."""
+    """The load on a gateway. Owned by one run. errors: of requests, by their model."""
 
     def __init__(self, options: argparse.Namespace, figures: Figures) -> None:
         self._options = options
         self._figures = figures
         self._url = f"http://127.0.0.1:{options.port}"
         self._asks = asks()
+        socket = Path(options.environment["MSTAR_RUNTIME_DIR"]) / ".gateways" / "gateway" / "admin.sock"
+        self._admin = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://gateway")
         self.errors: list[str] = []
 
     async def run(self) -> dict[str, Any]:
         """Send requests until the time is over. Returns counts."""
-        async with httpx.AsyncClient(timeout=900.0, limits=httpx.Limits(max_connections=64)) as client:
-            before, began = gateway_models(self._options), time.perf_counter()
+        limits = httpx.Limits(max_connections=64)
+        async with self._admin, httpx.AsyncClient(timeout=900.0, limits=limits) as client:
+            began = time.perf_counter()
+            steps = [await self._step(client, name) for _ in range(1 + ROUNDS) for name in MODELS]
+            before, mixed_at = await self._models(), time.perf_counter()
             until = began + 60 * self._options.minutes
             await asyncio.gather(*(self._client(client, seed, until) for seed in range(self._options.clients)))
-            took_s = time.perf_counter() - began
-            after = gateway_models(self._options)
-            await self._added(client)
-        wakes = {name: int(after[name]["wakes"]) - int(before[name]["wakes"]) for name in MODELS}
+            took_s, after = time.perf_counter() - mixed_at, await self._models()
+            for name in ADDED:
+                await self._added(client, name)
+        mixed = {name: after[name]["wakes"] - before[name]["wakes"] for name in MODELS}
         return {
-            "load_s": round(took_s, 1),
-            "wakes": wakes,
-            "wakes_per_minute": round(60 * sum(wakes.values()) / took_s, 2),
+            "steps": steps,
+            "mixed_s": round(took_s, 1),
+            "mixed_wakes": mixed,
+            "mixed_loads": {name: after[name]["loads"] - before[name]["loads"] for name in MODELS},
+            "mixed_wakes_per_minute": round(60 * sum(mixed.values()) / took_s, 2) if took_s >= 1 else None,
             "errors": self.errors[:20],
+            "error_count": len(self.errors),
             "models": after,
+        }
+
+    async def _step(self, client: httpx.AsyncClient, name: str) -> dict[str, Any]:
+        """Ask one model alone. Returns what it took, with the states and the memory after it."""
+        kind, first_s = await self._ask(client, name)
+        models = await self._models()
+        return {
+            "model": name,
+            "met": kind,
+            "first_byte_s": first_s,
+            "states": {each: f"{item['state']} {item['sleep_level'] or ''}".strip() for each, item in models.items()},
+            "held": {each: item["held"] for each, item in models.items()},
+            "gpu_bytes": gpu_state().get("memory_bytes"),
+            "host_free_bytes": memory_facts().get("MemAvailable"),
         }
 
     async def _client(self, client: httpx.AsyncClient, seed: int, until: float) -> None:
@@ -127,50 +166,69 @@ class Load:
         while time.perf_counter() < until:
             name = draw.choice(list(MODELS))
             for _ in range(draw.randint(1, 6)):
-                state = (await self._models(client))[name]["state"]
-                kind = "cold" if state in COLD else "warm"
-                try:
-                    first_s = await self._first_byte(client, f"{self._url}/m/{name}", self._asks[name])
-                except (httpx.HTTPError, RuntimeError) as error:
-                    self.errors.append(f"{name}: {error}")
+                _, first_s = await self._ask(client, name)
+                if first_s is None:
                     await asyncio.sleep(1.0)
-                    continue
-                self._figures.add(f"first_byte_{kind}_{name}", [first_s])
-                self._figures.add("wait_of_cold" if kind == "cold" else "first_byte_warm", [first_s])
+
+    async def _ask(self, client: httpx.AsyncClient, name: str) -> tuple[str, float | None]:
+        """Send one request. Returns what it met, and the time to its first byte in seconds; None for an error."""
+        kind = met((await self._models())[name])
+        try:
+            first_s = await self._first_byte(client, f"{self._url}/m/{name}", self._asks[name])
+        except (httpx.HTTPError, RuntimeError) as error:
+            self.errors.append(f"{name}: {error}")
+            return kind, None
+        self._figures.add(f"first_byte_{kind}_{name}", [first_s])
+        self._figures.add(f"first_byte_{kind}", [first_s])
+        return kind, round(first_s, 4)
 
     async def _first_byte(self, client: httpx.AsyncClient, url: str, ask: Ask) -> float:
         began = time.perf_counter()
         data = {**ask.fields, "streaming": "true"}
         async with client.stream("POST", f"{url}/generate", data=data, files=list(ask.files) or None) as answer:
+            if answer.status_code != 200:
+                said = (await answer.aread()).decode("utf-8", "replace")
+                raise RuntimeError(f"status {answer.status_code}: {said[:300]}")
             first_s = 0.0
             async for _ in answer.aiter_raw():
                 first_s = first_s or time.perf_counter() - began
-            if answer.status_code != 200:
-                raise RuntimeError(f"status {answer.status_code}")
         return first_s
 
-    async def _models(self, client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
-        answer = await client.get(f"{self._url}/v1/models")
-        return {item["id"]: item for item in answer.json()["data"] if item["id"] in MODELS}
+    async def _models(self) -> dict[str, dict[str, Any]]:
+        """Return the models of the gateway with their states, wakes and the memory that they hold."""
+        answer = await self._admin.get("/v1/models")
+        return {item["name"]: item for item in answer.json()["items"] if item["name"] in MODELS}
 
-    async def _added(self, client: httpx.AsyncClient) -> None:
-        """Measure Pi0.5 directly and through the gateway, in turn."""
-        ask, found = self._asks["pi05"], self._options.pairs
-        await self._first_byte(client, f"{self._url}/m/pi05", ask)
-        direct = deployment_url(self._options, "pi05")
-        differences = []
-        for _ in range(found):
-            through_s = await self._first_byte(client, f"{self._url}/m/pi05", ask)
-            direct_s = await self._first_byte(client, direct, ask)
-            differences.append(through_s - direct_s)
-        self._figures.add("added_first_byte", differences)
+    async def _added(self, client: httpx.AsyncClient, name: str) -> None:
+        """Measure a model directly and through the gateway, by turns, the first of a pair alternating."""
+        through, ask = f"{self._url}/m/{name}", self._asks[name]
+        try:
+            await self._first_byte(client, through, ask)
+            urls = {"gateway": through, "direct": deployment_url(self._options, name)}
+            for number in range(self._options.pairs):
+                order = list(urls) if number % 2 else list(urls)[::-1]
+                took = {way: await self._first_byte(client, urls[way], ask) for way in order}
+                self._figures.add(f"added_first_byte_{name}", [took["gateway"] - took["direct"]])
+                for way, first_s in took.items():
+                    self._figures.add(f"pair_{way}_{name}", [first_s])
+        except (httpx.HTTPError, RuntimeError, OSError) as error:
+            self.errors.append(f"{name}, pairs: {error}")
 
 
-def gateway_models(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the models of the gateway with their wakes and the memory that they hold."""
-    command = [*MSTARCTL, "serve", "ls", "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=options.environment)
-    return {item["name"]: item for item in json.loads(done.stdout)["items"]}
+def met(item: Mapping[str, Any]) -> str:
+    """Return what a request meets: a model that is awake, loads or wakes, sleeps at a level, or must be started.
+
+    One that is being put to sleep has no level yet.
+    """
+    match item["state"]:
+        case "ready" | "idle":
+            return "awake"
+        case "sleeping":
+            return f"wake_{item['sleep_level']}" if item["sleep_level"] else "falling_asleep"
+        case "loading":
+            return "loading"
+        case _:
+            return STARTED
 
 
 def deployment_url(options: argparse.Namespace, name: str) -> str:
@@ -214,10 +272,11 @@ def main() -> int:
 def read_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="length of the load")
+    parser.add_argument("--minutes", type=float, default=10.0, help="length of the load, its first phase included")
     parser.add_argument("--clients", type=int, default=4, help="clients at once")
     parser.add_argument("--pairs", type=int, default=100, help="pairs of requests for the added first byte")
     parser.add_argument("--port", type=int, default=8650, help="port of the gateway")
+    parser.add_argument("--host-memory", help=f"host memory for sleeping models; default {HOST}")
     parser.add_argument("--device", default="cuda", help="device of all models")
     parser.add_argument("--folder", type=Path, help="folder of the checkpoints; written there, and kept")
     parser.add_argument("--tiny", action="store_true", help="embedded checkpoints and faked memory")

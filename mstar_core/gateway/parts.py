@@ -57,7 +57,8 @@ class ModelStatus:
 
     held: bytes of the ledger by device; totals: bytes of those devices. queued: requests that wait for it.
     reason: what they wait for. can_sleep: None until it is known. caution: for its operator. progress: of a load.
-    config: path of its deployment file, empty until it was planned.
+    config: path of its deployment file, empty until it was planned. loads: starts; wakes: from a sleep. sleep_level: 1
+    or 2, 0 if it does not sleep or another gateway has put it to sleep.
     """
 
     name: str
@@ -68,7 +69,9 @@ class ModelStatus:
     totals: Mapping[str, int] = field(default_factory=dict)
     running: int = 0
     queued: int = 0
+    loads: int = 0
     wakes: int = 0
+    sleep_level: int = 0
     reason: str = ""
     can_sleep: bool | None = None
     caution: str = ""

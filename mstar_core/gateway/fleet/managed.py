@@ -42,6 +42,8 @@ BACKOFF_S: Final = (5.0, 300.0)
 ATTEMPTS: Final = 5
 """Attempts to take memory that another process took first."""
 
+LOADED: Final = "loaded"
+WOKEN: Final = "woken"
 NEVER: Final = "gpu_memory_never"
 AWAKE: Final = (ModelState.READY, ModelState.IDLE)
 ROOM_CODES: Final = ("gpu_memory_short", "gpu_in_use", "gpu_memory", "no_memory")
@@ -124,7 +126,7 @@ class ManagedFleet:
             model = ManagedModel(entry=entry)
             old = self._models.get(entry.name)
             if old is not None:
-                model.members, model.wakes = old.members, old.wakes
+                model.members, model.loads, model.wakes = old.members, old.loads, old.wakes
                 model.load_s, model.wake_s = old.load_s, old.wake_s
                 is_same = all(getattr(old.entry, key) == getattr(entry, key) for key in STARTS)
                 model.need = old.need if is_same else None
@@ -248,7 +250,9 @@ class ManagedFleet:
             held=held_by_device(devices, self._host.holders, [member.name for member in model.members]),
             running=model.running,
             queued=model.queued,
+            loads=model.loads,
             wakes=model.wakes,
+            sleep_level=model.sleep_level,
             reason=model.waits_for or ("" if failure is None else str(failure.error)),
             can_sleep=model.can_sleep,
             caution=caution_of(model.entry, model.can_sleep),
@@ -359,12 +363,12 @@ class ManagedFleet:
             if model.need is None:
                 model.need = need = await self._host.survey(model.entry)
                 log.info("%s takes the file %s: %s", model.name, need.config or "of its plugin", need.why or "planned")
-            is_wake = await self._place(model, model.need, patience_s)
+            how = await self._place(model, model.need, patience_s)
             await self.scan()
             model.scaled_at = self._clock.now()
-            if model.awake:
-                model.measured(model.scaled_at - began, is_wake=is_wake)
-                log.info("%s was %s in %.3f s", model.name, "woken" if is_wake else "loaded", model.scaled_at - began)
+            if model.awake and how is not None:
+                model.measured(model.scaled_at - began, is_wake=how == WOKEN)
+                log.info("%s was %s in %.3f s", model.name, how, model.scaled_at - began)
             model.failure = None
         except MstarError as error:
             if is_first:
@@ -377,8 +381,8 @@ class ManagedFleet:
             model.task, model.waits_for = None, ""
             self._notify()
 
-    async def _place(self, model: ManagedModel, need: Need, patience_s: float) -> bool:
-        """Take memory and start or wake a deployment. Returns whether it was woken."""
+    async def _place(self, model: ManagedModel, need: Need, patience_s: float) -> str | None:
+        """Take memory and start or wake a deployment. Returns which of the two, None if another gateway does it."""
         asleep = next((member for member in model.members if member.state is ModelState.SLEEPING), None)
         if asleep is not None:
             try:
@@ -386,10 +390,10 @@ class ManagedFleet:
                     await self._taken(lambda: self._host.wake(asleep.name), model, need, asleep.name, patience_s)
                     asleep.state = ModelState.READY
                     self._has_come(asleep)
-                return True
+                return WOKEN
             except StateConflict:  # another gateway, or a request at its own port, wakes it
                 await self._clock.wait(asyncio.Event(), SCAN_S)
-                return False
+                return None
             except MstarError as error:
                 if error.code in ROOM_CODES or not asleep.is_own:
                     raise
@@ -412,7 +416,7 @@ class ManagedFleet:
                     if not was_own:
                         self._owned.discard(name)
                     await self._clock.wait(asyncio.Event(), SCAN_S)
-                    return False
+                    return None
                 raise
         member = self._members.setdefault(name, model.member(name))
         member.is_own = True
@@ -421,7 +425,7 @@ class ManagedFleet:
             await launch.until_ready()
         finally:
             self._has_come(member)
-        return False
+        return LOADED
 
     async def _free_name(self, model: ManagedModel) -> str:
         """Return the name of the next deployment, after one that has failed was ended. Raises Unavailable."""

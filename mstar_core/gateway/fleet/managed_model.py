@@ -75,6 +75,7 @@ class ManagedModel:
     need: Need | None = None
     failure: Failure | None = None
     queued: int = 0
+    loads: int = 0
     wakes: int = 0
     load_s: float = 0.0
     wake_s: float = 0.0
@@ -114,6 +115,12 @@ class ManagedModel:
         return sum(member.running for member in self.members)
 
     @property
+    def sleep_level(self) -> int:
+        """Level of its sleep, 0 if it does not sleep."""
+        levels = (member.level for member in self.members if member.state is ModelState.SLEEPING)
+        return max(levels, default=0) if self.state is ModelState.SLEEPING else 0
+
+    @property
     def last_used(self) -> float:
         """Time of its last request."""
         return max((member.last_used for member in self.members), default=0.0)
@@ -150,6 +157,7 @@ class ManagedModel:
             self.wakes += 1
             self.wake_s = _mean(self.wake_s, took_s)
         else:
+            self.loads += 1
             self.load_s = _mean(self.load_s, took_s)
 
     def expected_s(self) -> float:

@@ -99,10 +99,12 @@ def test_the_least_recently_used_idle_model_sleeps_and_wakes_again(tmp_path: Pat
         assert await waiting == ["c"]
         assert stage.host.log == ["start a", "start b", "sleep a", "start c"]
         assert stage.status("a").state is ModelState.SLEEPING and stage.status("a").held == {"cuda:0": 2}
+        assert stage.status("a").sleep_level == 1 and (stage.status("a").loads, stage.status("a").wakes) == (1, 0)
         await stage.later(5)
         waiting = asyncio.create_task(stage.ready("a"))
         await stage.later(5)
-        assert await waiting == ["a"] and stage.status("a").wakes == 1
+        assert await waiting == ["a"] and (stage.status("a").loads, stage.status("a").wakes) == (1, 1)
+        assert stage.status("a").sleep_level == 0
         assert stage.host.log[4:] == ["sleep b", "sleep c", "wake a"], "b was used before c, and did not suffice"
 
     stage = played(play, tmp_path, THREE)

@@ -66,7 +66,8 @@ def _status_lines(statuses: Sequence[ModelStatus]) -> Iterable[str]:
     for name, kind, doc in (
         ("running", "gauge", "Requests of a model that run."),
         ("queued", "gauge", "Requests that wait for a model."),
-        ("wakes", "counter", "Times that a model was loaded or woken."),
+        ("loads", "counter", "Times that a deployment of a model was started."),
+        ("wakes", "counter", "Times that a model was woken from a sleep."),
     ):
         sample = f"mstar_gateway_{name}{'_total' if kind == 'counter' else ''}"
         yield f"# HELP {sample} {doc}"

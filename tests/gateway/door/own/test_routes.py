@@ -111,6 +111,7 @@ async def test_metrics_are_valid_and_labelled(opened: Opened) -> None:
     assert own.labels == {"model": "llm", "route": "/v1/completions", "status": "200"} and own.value == 1.0
     states = {s.labels["model"]: s.labels["state"] for s in families["mstar_gateway_model_state"] if s.value}
     assert states == {"llm": "ready", "omni": "ready"}
+    assert [families[f"mstar_gateway_{name}"][0].value for name in ("loads", "wakes")] == [0.0, 0.0]
 
 
 async def test_metrics_of_tenants_are_not_served_to_others(opened: Opened) -> None:
