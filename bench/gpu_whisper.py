@@ -93,10 +93,13 @@ class Clients:
         self.figures, self.errors = Figures(), Counter[str]()
         self._port, self._seconds, self._ids, self._sent = port, seconds, ids, 0
 
-    async def _one(self) -> Heard:
-        self._sent += 1
+    def _sounds(self, count: int) -> list[bytes]:
+        """Return new clips. Made before the clock starts, because one takes as long as the server's work on it."""
+        first, self._sent = self._sent, self._sent + count
+        return [recording(random.Random(first + number), self._seconds) for number in range(count)]
+
+    async def _one(self, sound: bytes) -> Heard:
         fields = {"fallback": False, "language": "en", "ignore_eos": True, "max_output_tokens": self._ids}
-        sound = recording(random.Random(self._sent), self._seconds)
         body = {"model_kwargs": json.dumps(fields), "output_modalities": "text"}
         heard = await ask(self._port, body, files={"speech.wav": sound})
         if heard.code:
@@ -105,27 +108,27 @@ class Clients:
 
     def alone(self, count: int, label: str = "clip_1") -> None:
         """Send requests one after the other."""
+        sounds = self._sounds(count)
 
         async def send() -> list[Heard]:
-            return [await self._one() for _ in range(count)]
+            return [await self._one(sound) for sound in sounds]
 
         heard = asyncio.run(send())
         self.figures.add(label, [each.ended_s - each.sent_s for each in heard if not each.code])
 
     def together(self, clients: int, clips: int) -> None:
         """Let clients send `clips` requests between them, each its next one as soon as it has an answer."""
+        left = self._sounds(clips)
 
-        async def client(left: list[int]) -> list[float]:
+        async def client() -> list[float]:
             took = []
             while left:
-                left.pop()
-                heard = await self._one()
+                heard = await self._one(left.pop())
                 took.append(heard.ended_s - heard.sent_s)
             return took
 
         async def send() -> list[list[float]]:
-            left = list(range(clips))
-            return await asyncio.gather(*(client(left) for _ in range(clients)))
+            return await asyncio.gather(*(client() for _ in range(clients)))
 
         started = time.monotonic()
         took = asyncio.run(send())

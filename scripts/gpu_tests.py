@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-ALONE: Final = ("tests/gpu/test_memory.py", "tests/gpu/test_server.py")
+ALONE: Final = ("tests/gpu/test_memory.py", "tests/gpu/test_placed.py", "tests/gpu/test_server.py")
 GRACE_S: Final = 20.0
 """Seconds that an interrupted file has to write its report."""
 

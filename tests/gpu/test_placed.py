@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from mstar_core.engine.memory.node_memory import NodeMemory, loaded_again
 from mstar_core.engine.memory.placed import PlacedSleeper
 from mstar_core.engine.memory.virtual_memory import DriverMemory
 from tests.runtime.deployment import Deployment, one_rank
-from tests.runtime.golden import Golden
 from tests.runtime.test_sleep import order, said
 
 pytestmark = pytest.mark.gpu
@@ -55,9 +53,8 @@ def test_graphs_captured_before_a_sleep_replay_after_it(level: int, cuda: torch.
 
 
 @pytest.fixture(scope="module")
-def sleepable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def sleepable() -> Iterator[Deployment]:
     """One rank on the first GPU whose memory can be given back, with captured steps."""
-    folder: Path = Golden.find().lay_out(tmp_path_factory.mktemp("golden") / "checkpoint")
     ranks = tuple(msgspec.structs.replace(rank, device="cuda:0") for rank in one_rank().ranks)
     settings: dict[str, Any] = {
         "dtype": "float32",
@@ -67,7 +64,7 @@ def sleepable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         "standby": False,
         "sleepable": True,
     }
-    with Deployment(folder=folder, where=msgspec.structs.replace(one_rank(), ranks=ranks), **settings) as running:
+    with Deployment(where=msgspec.structs.replace(one_rank(), ranks=ranks), **settings) as running:
         yield running
 
 

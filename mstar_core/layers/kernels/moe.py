@@ -354,9 +354,11 @@ def tilings(x: Tensor, inner: int, pairs: int, experts: int, *, widens: bool = F
         tiling = MoETiling(block=64, step=32, rows=16, stages=2)
     elif tokens <= FEW_TOKENS:
         tiling = MoETiling(block=64, step=128, rows=16, stages=4 if has_room else 3)
-    elif widens or pairs <= MANY_ROWS * experts:
-        # Weights that are widened in registers gave wrong sums with two groups of warps (Triton 3.6 on an H200).
+    elif pairs <= MANY_ROWS * experts:
         tiling = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
+    elif widens:
+        # Weights that are widened in registers gave wrong sums with 8 warps and 3 stages (Triton 3.6 on an H200).
+        tiling = MoETiling(block=128, step=64, rows=128, stages=3 if has_room else 2)
     else:
         tiling = MoETiling(block=128, step=64, rows=128, stages=4 if has_room else 2, warps=8)
     return _fitted(tiling, width), _fitted(tiling, inner)

@@ -87,7 +87,9 @@ class Encoder(nn.Module, CapturesFunction):
 
     def encoded(self, windows: Tensor) -> Tensor:
         """Return states [B, frames / 2, width]. windows: [B, frames, bins], of a whole window or its start."""
-        x = gelu(self.conv2(gelu(self.conv1(windows.transpose(1, 2))))).transpose(1, 2)
+        x = gelu(self.conv2(gelu(self.conv1(windows.transpose(1, 2)))))
+        # Otherwise every residual keeps the layout of the convolution, and each norm copies it.
+        x = x.transpose(1, 2).contiguous()
         x = x + self.embed_positions.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
