@@ -14,12 +14,29 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # A slow moment of a shared host must not fail a test; the time-out per test still ends one that hangs. Examples are the
 # same in each run, so that no run fails by chance. For random ones: pytest --hypothesis-profile=explore.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("shared-host", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("shared-host")
+
+_constants_of_modules = providers._get_local_constants
+
+
+def _constants() -> providers.Constants:
+    """Return the constants that hypothesis mixes into its examples.
+
+    By default these are the constants of all loaded modules. They differ with the tests that a process has run before,
+    so the same seed draws other examples there.
+    """
+    if settings.get_current_profile_name() == "explore":
+        return _constants_of_modules()
+    return providers.Constants()
+
+
+providers._get_local_constants = _constants
 
 LONGEST = Path(__file__).with_name("longest_files.txt")
 """Files of tests that take more than about 15 s, the longest first."""
