@@ -14,8 +14,7 @@ from mstar_core.api.requests.registry import MAX_SEED
 from mstar_core.api.route_table import EVENTS, FORM, JSON, URLENCODED, HttpRoute, shown_path
 from mstar_core.api.schema import ErrorBody, GenerateRequest
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.graph.declare.sampling import TextSampling
-from mstar_core.plugin.params import param_schema
+from mstar_core.plugin.params import CommonParams, param_schema
 from mstar_core.plugin.spec import ModelSpec
 
 Json = dict[str, Any]
@@ -29,14 +28,10 @@ COMMON: Final[Mapping[str, Json]] = {
         "maximum": MAX_SEED,
         "description": "the same seed gives the same output",
     },
-    "max_output_tokens": {"type": "integer", "minimum": 1, "description": "maximum number of tokens to generate"},
-    "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "used if max_output_tokens is absent"},
-    "max_tokens": {"type": "integer", "minimum": 1, "description": "used if max_completion_tokens is absent"},
     **{
         name: {key: value for key, value in schema.items() if key != "default"}  # each model has its own
-        for name, schema in param_schema(TextSampling)["properties"].items()
+        for name, schema in param_schema(CommonParams)["properties"].items()
     },
-    "ignore_eos": {"type": "boolean", "description": "for load tests: generate up to the limit"},
     "stop": {
         "anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}],
         "description": "strings that end the text; they are not part of the output",

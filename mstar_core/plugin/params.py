@@ -144,6 +144,16 @@ def lowered_warnings(params: Any, name: str, room: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommonParams(TextSampling):
+    """Types and ranges of common parameters. They also apply to models without the parameter."""
+
+    max_output_tokens: int = param(doc="maximum number of tokens to generate", ge=1)
+    max_completion_tokens: int = param(doc="used if max_output_tokens is absent", ge=1)
+    max_tokens: int = param(doc="used if max_completion_tokens is absent", ge=1)
+    ignore_eos: bool = param(doc="for load tests: generate up to the limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedParams:
     """Validated parameters, the values of common names, and warnings for the client."""
 
@@ -155,7 +165,8 @@ class ParsedParams:
 def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = "error") -> ParsedParams:
     """Validate `given` against a model's parameter dataclass.
 
-    Numbers and booleans may be strings, as forms send them. None means absent. unknown: `error` or `warn`.
+    Numbers and booleans may be strings, as forms send them. None means absent. unknown: `error` or `warn`. Common
+    parameters without effect are checked too.
     Raises RequestError naming the field, the value and the allowed range, or the nearest name of an unknown field.
     """
     specs = {spec.name: spec for spec in param_specs(params)}
@@ -171,6 +182,7 @@ def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = 
             if target not in values or name == target:
                 values[target] = check_value(specs[target], value)
         elif name in COMMON_NAMES:
+            _check_common(name, value)
             common[name] = value
             if name not in API_NAMES:
                 warnings.append(f"{name} has no effect on this model")
@@ -197,8 +209,17 @@ def _length_first(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[s
     if target is None:
         return dict(values)
     rest = {name: value for name, value in values.items() if name not in LENGTH_NAMES}
-    chosen = next((values[n] for n in LENGTH_NAMES if values.get(n) is not None), None)
+    given = [(name, values[name]) for name in LENGTH_NAMES if values.get(name) is not None]
+    for name, value in given[1:]:
+        _check_common(name, value)
+    chosen = given[0][1] if given else None
     return rest if chosen is None else {**rest, target: chosen}
+
+
+def _check_common(name: str, value: Any) -> None:
+    spec = next((spec for spec in param_specs(CommonParams) if spec.name == name), None)
+    if spec is not None:  # the api itself checks the others
+        check_value(spec, value)
 
 
 def check_value(spec: ParamSpec, value: Any) -> Any:

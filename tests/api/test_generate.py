@@ -183,6 +183,8 @@ async def test_warnings_and_ids_stand_in_headers(started: Started) -> None:
         answer = await api.client.post("/generate", data={"text": "warn", "top_p": "0.5", "request_id": "r-1", **AUDIO})
         assert answer.headers["x-request-id"] == "r-1"
         assert answer.headers["x-mstar-warnings"] == "top_p has no effect on this model; cut"
+        wrong = await api.client.post("/generate", data={"text": "warn", "top_p": "1.5", **AUDIO})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "top_p")
         assert (await api.client.get("/health")).headers["x-request-id"].startswith("req-")
 
 

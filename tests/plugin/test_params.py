@@ -118,6 +118,24 @@ def test_common_names_without_effect_are_said(name: str) -> None:
     assert parsed.common == {name: 1} and name in parsed.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "sent", "field"),
+    [
+        (Items, {"ignore_eos": {"a": 1}}, "ignore_eos"),
+        (Items, {"ignore_eos": "maybe"}, "ignore_eos"),
+        (Items, {"temperature": 3}, "temperature"),
+        (Items, {"top_k": 1.5}, "top_k"),
+        (Items, {"logit_bias": {"a": 1}}, "logit_bias"),
+        (Items, {"max_tokens": 0}, "max_tokens"),
+        (Params, {"max_output_tokens": 5, "max_tokens": [1]}, "max_tokens"),
+    ],
+)
+def test_common_names_without_effect_are_checked(kind: type[Any], sent: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_params(kind, sent)
+    assert caught.value.field == field
+
+
 @pytest.mark.parametrize(("text", "value"), [("YES", True), ("off", False), ("1", True), ("f", False)])
 def test_booleans_may_be_words(text: str, value: bool) -> None:
     assert parse_params(Params, {"ignore_eos": text}).params.ignore_eos is value
