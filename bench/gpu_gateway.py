@@ -151,6 +151,7 @@ class Load:
         """Ask one model alone. Returns what it took, with the states and the memory after it."""
         kind, first_s = await self._ask(client, name)
         models = await self._models()
+        print(f"{name}: {kind}, first byte after {first_s} s", file=sys.stderr, flush=True)
         return {
             "model": name,
             "met": kind,

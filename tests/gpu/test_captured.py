@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import linear
 
-from mstar_core.engine.cuda_graphs.cache import capturing
+from mstar_core.engine.cuda_graphs.cache import GraphCache, capturing
 from mstar_core.engine.cuda_graphs.compilation import apart, compiling_only
 
 pytestmark = pytest.mark.gpu
@@ -103,3 +106,33 @@ def test_kernels_that_are_gone_through_are_compiled_and_do_not_run(
     torch.cuda.synchronize()
     assert float(pool.sum()) == 2 * 3 * 24
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == files, "nothing was left to compile"
+
+
+def test_graphs_of_two_nodes_run_at_the_same_time(cuda: torch.device) -> None:
+    """Products of the library share a workspace where they were captured on one stream: they hang, or are wrong."""
+    torch.manual_seed(0)
+    weights = [torch.randn(1280, 5120, device=cuda).bfloat16() / 72 for _ in range(32)]
+    streams = [torch.cuda.Stream(cuda) for _ in range(2)]
+    steps, rows = [], [torch.randn(count, 5120, device=cuda).bfloat16() for count in (64, 1500)]
+    for given in rows:
+
+        def products(given: Tensor = given) -> list[Tensor]:
+            return [linear(given, weight) for weight in weights]
+
+        graph, outputs = GraphCache(cuda).capture(products)
+        assert outputs is not None
+        graph.replay()
+        torch.cuda.synchronize(cuda)
+        steps.append((graph, outputs, [each.clone() for each in outputs]))
+    for _ in range(200):
+        for stream, (graph, _, _) in zip(streams, steps, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    done = [stream.record_event() for stream in streams]
+    until = time.monotonic() + 60
+    while not all(event.query() for event in done):
+        assert time.monotonic() < until, "a product never ends"
+        time.sleep(0.01)
+    for _, outputs, expected in steps:
+        for found, wanted in zip(outputs, expected, strict=True):
+            assert torch.equal(found, wanted)

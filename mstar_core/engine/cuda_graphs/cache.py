@@ -125,16 +125,19 @@ class GraphCounts:
 
 
 @contextmanager
-def capturing(pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iterator[torch.cuda.CUDAGraph]:
     """Capture the launches of the block into a graph. pool: memory pool, as `CUDAGraph.pool` gives it; None: a new one.
 
+    stream: the stream to capture on, None for one that all captures of the process share. Matrix products keep the
+    workspace of the stream that they were captured on, so graphs that may run at the same time need streams of their
+    own: a product that finds another one's counters there never ends.
     The garbage collector is off meanwhile: it could free the graph of another node, which ends a capture with an error.
     Calls of other threads are not captured.
     """
     graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield graph
     finally:
         if was_on:
@@ -303,7 +306,7 @@ class _Planned:
 
 
 class GraphCache:
-    """Captured graphs of one node or module. Owned by it.
+    """Captured graphs of one node or module. Owned by it. They are captured on one stream of its own: see `capturing`.
 
     On the CPU nothing is captured: `capture` returns no graph, and steps run uncaptured.
     listener: set for the leader of a tensor-parallel group.
@@ -330,6 +333,7 @@ class GraphCache:
         self.listener: CaptureListener | None = None
         self._spare_bytes = spare_bytes
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._title = ""
 
     def buckets(
@@ -440,15 +444,15 @@ class GraphCache:
         """Capture a step. Returns the graph and the outputs that a replay overwrites; (None, None) on the CPU."""
         if self.device.type != "cuda":
             return None, None
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream = self._stream or torch.cuda.Stream(self.device)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 step()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         self._report("capture")
-        with capturing(self._pool) as graph:
+        with capturing(self._pool, self._stream) as graph:
             outputs = step()
         self._pool = self._pool or graph.pool()
         return graph, outputs
