@@ -189,6 +189,10 @@ class Permit(Protocol):
         """Return headers for the answer: `x-ratelimit-*` of the tenant's quotas; empty without quotas."""
         ...
 
+    async def written(self) -> None:
+        """Return when the request is written down, before its answer begins. Raises Unavailable."""
+        ...
+
     def forwarded(self, replica: Replica) -> None:
         """Note the replica that the request is sent to, which will report its usage. Again for each retry."""
         ...

@@ -18,6 +18,9 @@ class OpenPermit:
     def headers(self) -> Mapping[str, str]:
         return {}
 
+    async def written(self) -> None:
+        """Write nothing."""
+
     def forwarded(self, replica: Replica) -> None:
         """Note nothing."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -48,8 +48,8 @@ class HeldBytes:
 class Ask:
     """One request. Owned by the door's handler.
 
-    key: of the client, None without one. peer: its address. head: the beginning of the body. is_whole: it is all of it.
-    arrived: on the monotonic clock. fault: error of the upload, found while the body was sent on.
+    key: of the client, None without one. peer: its address. read: pieces of the body that have been read. is_whole:
+    they are all of it. arrived: on the monotonic clock. fault: error of the upload, found while the body was sent on.
     """
 
     request: web.BaseRequest
@@ -60,7 +60,7 @@ class Ask:
     arrived: float
     limit: int
     facts: BodyFacts = NOTHING
-    head: bytes = b""
+    read: list[bytes] = field(default_factory=list)
     is_whole: bool = True
     fault: MstarError | None = None
     _held: int = field(default=0)
@@ -68,7 +68,11 @@ class Ask:
     @property
     def is_replayable(self) -> bool:
         """Whether the request can be sent again, because no part of its body is gone."""
-        return self.is_whole and len(self.head) <= REPLAY_BYTES
+        return self.is_whole and self._read_bytes <= REPLAY_BYTES
+
+    @property
+    def _read_bytes(self) -> int:
+        return sum(map(len, self.read))
 
     @property
     def is_upgrade(self) -> bool:
@@ -97,7 +101,7 @@ class Ask:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         content_type = request.headers.get("Content-Type", "")
-        pieces: list[bytes] = []
+        pieces = self.read
         size, checked = 0, LOOK_BYTES
         try:
             async with asyncio.timeout(LOOK_S):
@@ -109,8 +113,9 @@ class Ask:
                     if size > self.limit:
                         raise self._too_large()
                     if checked == LOOK_BYTES:
-                        self.head = b"".join(pieces)
-                        self.facts = facts_of(content_type, self.head, is_whole=False)
+                        self.facts = facts_of(content_type, _beginning(pieces), is_whole=False)
+                        if needs_model and self.facts.model is None:  # more than that may have arrived at once
+                            self.facts = facts_of(content_type, b"".join(pieces), is_whole=False)
                         if self.facts.model is not None or not needs_model:
                             self.is_whole = False
                             return
@@ -119,8 +124,8 @@ class Ask:
                     checked = size + 1
         except TimeoutError as error:
             raise SlowBody("the body arrives too slowly", hint="send it without pauses") from error
-        self.head = b"".join(pieces)
-        self.facts = facts_of(content_type, self.head, is_whole=True)
+        pieces[:] = [b"".join(pieces)]
+        self.facts = facts_of(content_type, pieces[0], is_whole=True)
 
     def release(self, held: HeldBytes) -> None:
         """Give the held bytes back."""
@@ -131,18 +136,20 @@ class Ask:
         """Return the body as it is sent on: whole, or in pieces as they arrive; None without one."""
         if not self.is_whole:
             return self._pieces()
-        if len(self.head) > REPLAY_BYTES:  # a large write would block the loop
-            return self._slices()
-        return self.head or (b"" if self.request.body_exists else None)
+        whole = b"".join(self.read)
+        if len(whole) > REPLAY_BYTES:  # a large write would block the loop
+            return self._slices(whole)
+        return whole or (b"" if self.request.body_exists else None)
 
-    async def _slices(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self.head), SLICE_BYTES):
-            yield self.head[start : start + SLICE_BYTES]
+    async def _slices(self, whole: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(whole), SLICE_BYTES):
+            yield whole[start : start + SLICE_BYTES]
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        size = len(self.head)
-        head, self.head = self.head, b""
-        yield head
+        size = self._read_bytes
+        read, self.read = self.read, []
+        for piece in read:
+            yield piece
         try:
             while True:
                 async with asyncio.timeout(PIECE_S):
@@ -162,3 +169,9 @@ class Ask:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body has more than {self.limit} bytes", hint="send less, or raise max_body_bytes")
+
+
+def _beginning(pieces: Sequence[bytes]) -> bytes:
+    """Return the first bytes of a body of which at least `LOOK_BYTES` have been read, without a copy of the others."""
+    before = sum(map(len, pieces[:-1]))
+    return b"".join((*pieces[:-1], pieces[-1][: LOOK_BYTES - before]))

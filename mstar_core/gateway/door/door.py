@@ -317,12 +317,14 @@ class Door:
         ordered = in_order(replicas, self.loads.of(replicas), target.sticky, preferred)
         with ReplicaUse(self, permit) as use:
             if ask.is_upgrade:
+                await permit.written()
                 return await join(self.session, ask, ordered, use.of, use.heard, takes_keys=self.gate.takes_keys)
             left_s = self.clock()
             replica, response = await self._upstream.begin(ask, ordered, use.of, self.counters.retries.inc)
             answered_s = self.clock()
             reader = None if replica.is_local else UsageReader(response.content_type == EVENTS)
             try:
+                await permit.written()
                 if prompt:
                     self.affinity.note_prefix(target.model, prompt, replica.deployment)
                 self._note_session(ask, replica, permit.tenant)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.parser import BytesHeaderParser
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -19,6 +18,9 @@ PROMPT_BYTES: Final = 4096
 
 LONGEST_FIELD: Final = 256
 """Most bytes of a field that routing reads; longer ones name nothing that exists."""
+
+LONGEST_HEAD: Final = 4096
+"""Most bytes of the headers of a part of a form."""
 
 PROMPTS: Final = ("messages", "input", "prompt", "text")
 LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
@@ -195,16 +197,25 @@ def _parts(content_type: str, body: bytes) -> Iterator[tuple[str, str]]:
     mark = b"--" + boundary.encode("latin-1", "replace")
     pieces = (b"\r\n" + body).split(b"\r\n" + mark)
     for piece in pieces[1:-1]:  # before the first mark stands nothing, behind the last one an unfinished part
-        head, gap, value = piece.partition(b"\r\n\r\n")
-        if not gap or len(head) > 4096:
+        end = piece.find(b"\r\n\r\n", 0, LONGEST_HEAD)
+        if end < 0:
             continue
-        disposition = str(BytesHeaderParser().parsebytes(head.lstrip(b"\r\n")).get("content-disposition", ""))
+        disposition, value = _disposition(piece[:end]), piece[end + 4 : end + 4 + PROMPT_BYTES]
         name = parameter(disposition, "name")
         if name in WANTED and parameter(disposition, "filename") is None:
             yield (
                 name,
                 value[: PROMPT_BYTES if name in (*PROMPTS, "session") else LONGEST_FIELD].decode("utf-8", "replace"),
             )
+
+
+def _disposition(head: bytes) -> str:
+    """Return the value of Content-Disposition among the headers of a part; empty without one."""
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-disposition":
+            return value.decode("utf-8", "replace").strip()
+    return ""
 
 
 def parameter(header: str, name: str) -> str | None:

@@ -28,7 +28,7 @@ from mstar_core.gateway.tenants.lanes import Lane
 from mstar_core.gateway.tenants.presence import Presence
 from mstar_core.gateway.tenants.quotas import Reserved, headers_of
 from mstar_core.gateway.tenants.standing import read_standings
-from mstar_core.gateway.tenants.store import Writer, opened
+from mstar_core.gateway.tenants.store import Operation, Writer, opened
 from mstar_core.host.api_keys import read_keys
 
 EXPECTED_TOKENS: Final = 1024
@@ -52,21 +52,42 @@ MOST_WORK: Final = 32_768.0
 
 LAST_REPORTS_S: Final = 2.0
 
+UNLIMITED: Final = Reserved()
+
 T = TypeVar("T")
 
 log = logging.getLogger("mstar.gateway")
 
 
+class Noted:
+    """Journal entry of a request. number: None until it is written down. Used by operations of the store alone."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+
 class TenantPermit:
     """The permit of an admitted request. Ended by `close`, once."""
 
-    __slots__ = ("_gate", "_is_closed", "_lane", "_left", "_number", "_tenant")
+    __slots__ = ("_gate", "_is_closed", "_lane", "_left", "_noted", "_tenant", "_writing")
 
-    def __init__(self, gate: TenantGate, tenant: str, number: int | None, left: Reserved, lane: Lane | None) -> None:
-        """number: in the journal, None for a request that runs no model."""
+    def __init__(
+        self,
+        gate: TenantGate,
+        tenant: str,
+        noted: Noted | None = None,
+        *,
+        writing: Future[Reserved] | None = None,
+        left: Reserved = UNLIMITED,
+        lane: Lane | None = None,
+    ) -> None:
+        """noted: None for a request that runs no model. writing: its operation of the store, while it may be queued."""
         self._gate = gate
         self._tenant = tenant
-        self._number = number
+        self._noted = noted
+        self._writing = writing
         self._left = left
         self._lane = lane
         self._is_closed = False
@@ -80,22 +101,28 @@ class TenantPermit:
         """Return the `x-ratelimit-*` headers of the tenant's quotas."""
         return headers_of(self._left.left)
 
+    async def written(self) -> None:
+        """Return when the request is written down. Raises Unavailable."""
+        if self._writing is not None:
+            await self._gate.until_written(self._writing)
+            self._writing = None
+
     def forwarded(self, replica: Replica) -> None:
         """Note the deployment that will report the request."""
-        if self._number is not None:
-            self._gate.note_forward(self._number, replica)
+        if self._noted is not None:
+            self._gate.note_forward(self._noted, replica)
 
     def used(self, usage: AnsweredUsage) -> None:
         """Count the usage that the answer of a deployment elsewhere names."""
-        if self._number is not None and not self._is_closed:
-            self._gate.note_usage(self._number, usage)
+        if self._noted is not None and not self._is_closed:
+            self._gate.note_usage(self._noted, usage)
 
     def close(self, status: int) -> None:
         """End the request, and let the next one run. Further calls do nothing."""
-        if self._is_closed or self._number is None:
+        if self._is_closed or self._noted is None:
             return
         self._is_closed = True
-        self._gate.note_close(self._number, status, self._lane)
+        self._gate.note_close(self._noted, status, self._lane)
 
 
 class TenantGate:
@@ -167,14 +194,18 @@ class TenantGate:
             raise ConfigError("the usage file cannot be read", str(error)) from error
 
     async def admit(self, facts: RequestFacts) -> TenantPermit:
-        """Return when the request may run. Raises InvalidKey, NotFound, Overloaded, Unavailable."""
+        """Return when the request may run. Raises InvalidKey, NotFound, Overloaded, Unavailable.
+
+        A request that no quota may refuse does not wait for the store: it is forwarded while it is written down.
+        """
         caller = self._directory.caller(facts.key)
         if not self._directory.visible(caller, (facts.model,)):
             raise NotFound(f"the model {facts.model[:80]!r} does not exist", code="model_not_found", field="model")
         terms, writer = caller.terms, self._open()
         if not facts.is_generation:
             counted = partial(quotas.reserve, terms=terms, now=self._clock())
-            return TenantPermit(self, terms.name, None, await self._written(writer.post(counted)), None)
+            left = await self.until_written(writer.post(counted)) if terms.is_limited else UNLIMITED
+            return TenantPermit(self, terms.name, left=left)
         tokens = float(EXPECTED_TOKENS if facts.max_output_tokens is None else max(0, facts.max_output_tokens))
         entry = Entry(
             request=facts.request_id,
@@ -186,21 +217,27 @@ class TenantGate:
             tokens=tokens,
             audio_s=EXPECTED_AUDIO_S if facts.route.startswith(SOUND) else None,
         )
-        try:
-            number, reserved = await self._reserved(writer, entry)
-        except Overloaded:
-            writer.post(partial(books.refuse, entry=entry, now=self._clock()))
-            raise
+        noted, reserved = Noted(), UNLIMITED
+        writing = writer.post(partial(_write_down, noted=noted, entry=entry, now=self._clock()))
+        if terms.is_limited:
+            try:
+                reserved = await self.until_written(writing)
+            except Overloaded:
+                writer.post(partial(books.refuse, entry=entry, now=self._clock()))
+                raise
+            except asyncio.CancelledError:
+                writer.post(_of(noted, books.undo))
+                raise
         lane = None if facts.route.startswith(SESSIONS) else self._lane(facts.model)
         if lane is not None:
             try:
                 await lane.enter(terms.name, terms.weight, min(MOST_WORK, max(1.0, tokens)))
             except BaseException as error:
-                writer.post(partial(books.undo, number=number))
+                writer.post(_of(noted, books.undo))
                 if isinstance(error, Overloaded):
                     writer.post(partial(books.refuse, entry=entry, now=self._clock()))
                 raise
-        return TenantPermit(self, terms.name, number, reserved, lane)
+        return TenantPermit(self, terms.name, noted, writing=writing, left=reserved, lane=lane)
 
     async def sweep(self) -> None:
         """Do what is due: free what dead gateways hold, and settle late requests. Called every second."""
@@ -212,25 +249,25 @@ class TenantGate:
         for model in [model for model, lane in self._lanes.items() if lane.is_empty]:
             del self._lanes[model]
 
-    def note_forward(self, number: int, replica: Replica) -> None:
+    def note_forward(self, noted: Noted, replica: Replica) -> None:
         """Note the deployment of a request, and follow its reports. Called by its permit."""
         # A deployment elsewhere is named by its address: one of this host may have the same name.
         place = replica.deployment if replica.is_local else replica.url
-        self._open().post(partial(books.forward, number=number, deployment=place))
+        self._open().post(_of(noted, partial(books.forward, deployment=place)))
         self._replicas.setdefault(replica.model, set()).add(replica.deployment)
         if replica.is_local and self._booker is not None:
             self._booker.follow(replica.deployment)
 
-    def note_usage(self, number: int, usage: AnsweredUsage) -> None:
+    def note_usage(self, noted: Noted, usage: AnsweredUsage) -> None:
         """Book what an answer says. Called by its permit."""
         if self._writer is not None:
             figures = Figures(**asdict(usage))
-            self._writer.post(partial(books.book_answer, number=number, figures=figures))
+            self._writer.post(_of(noted, partial(books.book_answer, figures=figures)))
 
-    def note_close(self, number: int, status: int, lane: Lane | None) -> None:
+    def note_close(self, noted: Noted, status: int, lane: Lane | None) -> None:
         """Note the end of a request. Called by its permit, once."""
         if self._writer is not None:  # else the next gateway closes it
-            self._writer.post(partial(books.close, number=number, status=status, now=self._clock()))
+            self._writer.post(_of(noted, partial(books.close, status=status, now=self._clock())))
         if lane is not None:
             lane.leave()
 
@@ -247,16 +284,7 @@ class TenantGate:
 
     # -- internal -----------------------------------------------------------------------------------------------------
 
-    async def _reserved(self, writer: Writer, entry: Entry) -> tuple[int, Reserved]:
-        """Reserve and write down a request. If the caller is cancelled meanwhile, nothing of it stays."""
-        written = writer.post(partial(books.admit, entry=entry, now=self._clock()))
-        try:
-            return await self._written(written)
-        except asyncio.CancelledError:
-            written.add_done_callback(partial(_undo, writer))
-            raise
-
-    async def _written(self, written: Future[T]) -> T:
+    async def until_written(self, written: Future[T]) -> T:
         """Wait for an operation of the store, which a cancelled caller does not stop. Raises Unavailable."""
         result = asyncio.wrap_future(written)
         try:
@@ -320,7 +348,21 @@ class TenantGate:
         return self._presence.name
 
 
-def _undo(writer: Writer, written: Future[tuple[int, Reserved]]) -> None:
-    """Remove a request whose client left while it was written down."""
-    if not written.cancelled() and written.exception() is None:
-        writer.post(partial(books.undo, number=written.result()[0]))
+def _write_down(db: sqlite3.Connection, noted: Noted, entry: Entry, now: float) -> Reserved:
+    """Reserve the quotas of a request and write it down. Raises Overloaded."""
+    noted.number = None  # an earlier attempt may have been rolled back
+    noted.number, reserved = books.admit(db, entry, now)
+    return reserved
+
+
+def _of(noted: Noted, operation: Callable[..., object]) -> Operation[None]:
+    """Return an operation on a request's entry, which is queued behind the one that writes it down.
+
+    It does nothing for a request that was refused, or could not be written.
+    """
+
+    def on_entry(db: sqlite3.Connection) -> None:
+        if noted.number is not None:
+            operation(db, number=noted.number)
+
+    return on_entry

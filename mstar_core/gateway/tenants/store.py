@@ -7,11 +7,14 @@ disk. WAL: readers and a second gateway go on meanwhile, and a killed process lo
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -72,13 +75,25 @@ def opened(folder: Path) -> sqlite3.Connection:
     try:
         path.touch(mode=0o600)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
-        connection.execute("PRAGMA journal_mode = WAL")
+        with _alone(path.with_suffix(".lock")):  # the change of a new file to WAL fails at once if another makes it too
+            connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         transact(connection, prepare)
     except (OSError, sqlite3.Error) as error:
         hint = "check its owner and the free space; a damaged file can be moved away, and usage begins anew"
         raise ConfigError(f"{path} cannot be opened", str(error), hint, file=str(path)) from error
     return connection
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a lock that one process has at a time."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def prepare(connection: sqlite3.Connection) -> None:

@@ -9,8 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mstar_core.errors import MstarError, Unavailable
+from mstar_core.gateway.parts import RequestFacts
 from tests.fakes.deployments import FakeDeployment
 from tests.fakes.gateway import Opened
+from tests.fakes.open_gate import OpenGate, OpenPermit
 
 CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -41,6 +44,56 @@ async def test_a_piece_reaches_the_client_before_the_next_one_exists(opened: Ope
         assert await response.content.readany() == b"data: 1\n\n"
         gate.set()
         assert await response.content.read() == b"data: 2\n\n"
+
+
+class LatePermit(OpenPermit):
+    """A permit whose request is written down late, or not at all. written: error or None, once it is known."""
+
+    def __init__(self, known: asyncio.Future[MstarError | None]) -> None:
+        super().__init__()
+        self.known = known
+
+    async def written(self) -> None:
+        """Wait until the test says how it went."""
+        if error := await self.known:
+            raise error
+
+
+class LateGate(OpenGate):
+    """A gate that admits at once."""
+
+    def __init__(self, known: asyncio.Future[MstarError | None]) -> None:
+        super().__init__()
+        self._late = LatePermit(known)
+
+    async def admit(self, facts: RequestFacts) -> OpenPermit:
+        """Return the late permit."""
+        return self._late
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 200), (Unavailable("the store is full"), 503)])
+async def test_an_answer_begins_once_its_request_is_written_down(
+    opened: Opened, error: MstarError | None, status: int
+) -> None:
+    known: asyncio.Future[MstarError | None] = asyncio.get_running_loop().create_future()
+    begun = asyncio.Event()
+    fake = streaming(b"data: 1\n\n")
+    handler = fake.handler
+    assert handler is not None
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        begun.set()
+        return await handler(request)
+
+    fake.handler = answer
+    gateway = await opened(fake, gate=LateGate(known))
+    asked = asyncio.create_task(gateway.text("POST", "/v1/chat/completions", json=CHAT))
+    async with asyncio.timeout(60):
+        await begun.wait()
+        assert not asked.done(), "the deployment has begun, and the client waits for the store"
+        known.set_result(error)
+        got, text = await asked
+    assert got == status and ("data: 1" in text) is (error is None)
 
 
 async def test_headers_of_one_hop_are_removed_and_others_pass(opened: Opened) -> None:

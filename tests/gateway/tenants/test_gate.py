@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,6 +75,15 @@ def totals(folder: Path) -> dict[str, float]:
     return dict(zip(names, row, strict=True))
 
 
+def journal(folder: Path) -> list[tuple[str, str, int | None]]:
+    """Return the requests that are written down, with their deployments and statuses."""
+    db = read_only(folder)
+    assert db is not None
+    rows = db.execute("SELECT request, deployment, status FROM journal ORDER BY number").fetchall()
+    db.close()
+    return rows
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition that other tasks and the writer's thread bring about."""
     async with asyncio.timeout(60):
@@ -107,6 +118,36 @@ async def test_a_model_of_chosen_tenants_is_not_found_for_others(tmp_path: Path,
     opened = TenantGate(serve, tmp_path, clock=clock)
     assert opened.models_of(key_of(tmp_path, "lab"), ["m"]) == ["m"]
     assert opened.models_of(key_of(tmp_path, "acme"), ["m"]) == []
+
+
+async def test_a_request_without_quotas_is_forwarded_while_it_is_written_down(tmp_path: Path, clock: Clock) -> None:
+    may_write = threading.Event()
+    async with gate(tmp_path, clock) as opened:
+        assert opened._writer is not None
+        opened._writer.post(lambda db: may_write.wait(60))
+        permit = await opened.admit(facts("r"))
+        permit.forwarded(REPLICA)
+        written = asyncio.create_task(permit.written())
+        permit.close(200)
+        assert not written.done() and totals(tmp_path)["requests"] == 0
+        may_write.set()
+        await written
+        await until(lambda: journal(tmp_path) == [("r", "fake", 200)])
+
+
+async def test_a_request_that_cannot_be_written_down_has_no_answer_and_no_entry(tmp_path: Path, clock: Clock) -> None:
+    async with gate(tmp_path, clock) as opened:
+        assert opened._writer is not None
+        await opened._writer.call(lambda db: db.execute("PRAGMA query_only = 1"))
+        permit = await opened.admit(facts("r"))
+        permit.forwarded(REPLICA)
+        with pytest.raises(Unavailable, match="cannot count requests"):
+            await permit.written()
+        permit.close(503)
+        with pytest.raises(sqlite3.OperationalError):  # nothing is queued any more
+            await opened._writer.call(lambda db: None)
+        opened._writer._connection.execute("PRAGMA query_only = 0")
+        assert journal(tmp_path) == []
 
 
 async def test_keys_of_a_file_are_taken_and_read_again(tmp_path: Path, clock: Clock) -> None:

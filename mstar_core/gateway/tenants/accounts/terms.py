@@ -24,3 +24,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     audio_seconds_per_day: float | None = None
     concurrency: int | None = None
     weight: float = 1.0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a quota may refuse its requests."""
+        limits = (self.requests_per_minute, self.tokens_per_day, self.audio_seconds_per_day, self.concurrency)
+        return any(limit is not None for limit in limits)
