@@ -66,7 +66,9 @@ async def test_requests_without_a_tenant_are_shown_once_there_are_any(tmp_path: 
     await gate.start()
     try:
         assert list(await gate.standings()) == []
-        (await gate.admit(RequestFacts(model="m", route="/generate", request_id="a"))).close(200)
+        permit = await gate.admit(RequestFacts(model="m", route="/generate", request_id="a"))
+        await permit.written()
+        permit.close(200)
         assert [(each.name, each.requests) for each in await gate.standings()] == [("anonymous", 1)]
     finally:
         await gate.close()
