@@ -18,7 +18,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     @contextmanager
-    def graph(made: object, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+    def graph(made: object, *, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         found.append(capture_error_mode)
         yield
 
