@@ -82,7 +82,8 @@ def several_hosts(why: str) -> UsageError:
 def find_replaced(options: UpOptions) -> Replaced | None:
     """Return the deployment that `--replace` names, None without the option.
 
-    Raises NotFound with the nearest name, StateConflict during an operation, Unavailable if it does not serve.
+    Raises NotFound with the nearest name, also for one that ends meanwhile, StateConflict during an operation,
+    Unavailable if it does not serve.
     """
     name = options.replace
     if name is None:
@@ -98,7 +99,12 @@ def find_replaced(options: UpOptions) -> Replaced | None:
         snapshot = admin.snapshot(("children", "ranks"))
     _check_idle(name, snapshot["deployment"])
     run = live[name].real
-    return Replaced(run=run, spec=DeploymentSpec.load(run.spec), snapshot=snapshot)
+    try:
+        spec = DeploymentSpec.load(run.spec)
+    except FileNotFoundError as error:
+        hint = "start the new one without --replace"
+        raise NotFound(f"deployment {name!r} has just ended", hint=hint, kind="deployment", name=name) from error
+    return Replaced(run=run, spec=spec, snapshot=snapshot)
 
 
 def _check_idle(name: str, head: Mapping[str, Any]) -> None:

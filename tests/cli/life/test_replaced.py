@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mstar_core.config.deployment import DeploymentSpec, HostPlan
-from mstar_core.errors import ExitCode, StartError, UsageError
+from mstar_core.errors import ExitCode, NotFound, StartError, UsageError
 from mstar_core.host.hardware.gpus import Gpu
 from mstar_core.host.run_dir import RunDirectory
+from mstarctl.client.admin import AdminClient
 from mstarctl.start import plan, replaced
 from mstarctl.start.launch import Started, wait_ready
 from mstarctl.start.options import UpOptions
@@ -54,6 +56,16 @@ def test_a_replacement_that_cannot_be_is_refused_and_the_old_one_serves_on(
     tool("drain", "--wait")
     late = tool(*UP, "--replace", "fake")
     assert (late.code, "it is draining" in late.err) == (ExitCode.UNREACHABLE, True), late.err
+
+
+def test_a_deployment_that_ends_while_it_is_looked_at_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDirectory, "holder", lambda run: 1)
+    monkeypatch.setattr(replaced, "deployments", lambda root: [RunDirectory(tmp_path / "fake")])
+    monkeypatch.setattr(AdminClient, "snapshot", lambda admin, parts: {"deployment": {"state": "ready"}})
+    with pytest.raises(NotFound, match="has just ended"):
+        replaced.find_replaced(UpOptions(replace="fake"))
 
 
 def test_a_deployment_on_several_hosts_is_not_replaced(make_spec: Callable[..., DeploymentSpec]) -> None:
