@@ -34,18 +34,22 @@ WAIT_S: Final = 120.0
 
 
 class ThreadMeeting:
-    """The place where the threads of a group exchange values."""
+    """The place where the threads of a group exchange values. error: of the thread that has left it."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
         self.barrier = threading.Barrier(size)
         self.values: list[Tensor | None] = [None] * size
+        self.error: BaseException | None = None
 
     def exchange(self, index: int, value: Tensor) -> list[Tensor]:
         self.values[index] = value
-        self.barrier.wait(WAIT_S)
-        found = [each for each in self.values if each is not None]
-        self.barrier.wait(WAIT_S)
+        try:
+            self.barrier.wait(WAIT_S)
+            found = [each for each in self.values if each is not None]
+            self.barrier.wait(WAIT_S)
+        except threading.BrokenBarrierError as error:
+            raise error from self.error
         return found
 
 
@@ -113,7 +117,7 @@ class FollowerThread:
                     if value is not None and isinstance(plan, Compare):
                         self._receiver.answer(Checksum(index=1, node=plan.node, number=plan.number, value=value))
         except (Exception, GroupEnded) as error:  # noqa: BLE001 reported by the test
-            self.error = error
+            self.error = self._meeting.error = error
             self._meeting.barrier.abort()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from mstar_core.errors import NotFound, StartError, StateConflict, Unavailable, UsageError
 from mstar_core.messages.sleep import WakeWanted
 from mstar_core.messages.wire import Envelope
+from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.supervisor import Supervisor
 from tests.supervisor.test_operations import ready, replicated
 from tests.supervisor.test_supervisor_life import LIMIT_S, event, running
@@ -150,10 +152,21 @@ async def test_nodes_that_sleep_exclude_changes_of_the_deployment(logged_spec: A
 
 
 async def test_a_rank_that_dies_of_a_wake_loads_everything_and_requests_wait_for_it(
-    logged_spec: Any, play: Play
+    logged_spec: Any, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watch, deployments = Child.watch, list[Supervisor]()
+
+    async def noticed_late(child: Child) -> int:
+        status = await watch(child)
+        for _ in range(20):  # the other rank's answer comes before the death is handled
+            deployments[0].changes.notify()
+            await asyncio.sleep(0.01)
+        return status
+
+    monkeypatch.setattr(Child, "watch", noticed_late)
     play(worker_1={"wakes": False, "lives": 1})
     async with running(replicated(logged_spec)) as (supervisor, _):
+        deployments.append(supervisor)
         await ready(supervisor)
         supervisor.sleep.ledger = ledger = FakeLedger()
         supervisor.sleep.sleep()
