@@ -256,13 +256,16 @@ def test_a_killed_worker_is_named_everywhere_and_comes_back(here: Cli, deployed:
     pid = int(admin().snapshot()["children"]["worker-0"]["pid"])
     with mstarctl(deployed, "ps", "-w", "-o", "json") as watching:
         assert watching.stdout is not None
-        assert json.loads(watching.stdout.readline())["state"] == "ready"
-        os.kill(pid, signal.SIGKILL)
-        worse = json.loads(watching.stdout.readline())
-        while worse["state"] == "ready":  # other figures may change first
+        try:
+            assert json.loads(watching.stdout.readline())["state"] == "ready"
+            os.kill(pid, signal.SIGKILL)
             worse = json.loads(watching.stdout.readline())
-        watching.kill()
-    assert (worse["kind"], worse["state"]) == ("deployment", "degraded")
+            while not worse["cause"]:  # other figures may change first
+                worse = json.loads(watching.stdout.readline())
+        finally:
+            watching.kill()
+    # Between two looks it may have come back; the cause stays.
+    assert worse["kind"] == "deployment" and worse["state"] in ("degraded", "ready")
     assert "worker-0 was killed by SIGKILL" in worse["cause"]["message"] and "SIGKILL" in worse["note"]
     until(lambda: "SIGKILL" in here("events", "--type", "child.died").out, "the event of its end")
     until(lambda: here("ps", "-o", "json").items[0]["state"] == "ready", "ready again")
