@@ -103,6 +103,11 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it serves. `state` is the last one of a process whose death has not been handled yet."""
+        return self.state == "ready" and self.is_running
+
+    @property
     def is_suspended(self) -> bool:
         """Whether its process is stopped by a signal or a debugger."""
         return self.process is not None and self.process.is_suspended()

@@ -304,7 +304,7 @@ class Supervisor:
             raise StateConflict("the deployment is restarting", hint=ACCEPTS_LATER, code="restarting")
         if self.state == "draining":
             self._drain = 0
-            is_whole = all(child.state == "ready" for child in self.children.values())
+            is_whole = all(child.is_ready for child in self.children.values())
             if is_whole:
                 self._set_state("ready")
             else:
@@ -455,7 +455,7 @@ class Supervisor:
 
     def wake_up(self) -> None:
         """Leave the state `sleeping`: ready, or degraded until all processes are ready."""
-        if all(child.state == "ready" for child in self.children.values()):
+        if all(child.is_ready for child in self.children.values()):
             self._set_state("ready")
         else:
             self._set_degraded(self.cause)

@@ -69,7 +69,7 @@ def has_other_replica(plan: Plan, rank: int, ready: Iterable[int]) -> bool:
 
 def ready_ranks(children: Mapping[str, Child]) -> frozenset[int]:
     """Return the ranks whose workers are ready; of a tensor-parallel group only that of its leader."""
-    ready = (rank_of(name) for name, child in children.items() if child.state == "ready")
+    ready = (rank_of(name) for name, child in children.items() if child.is_ready)
     return frozenset(rank for rank in ready if rank is not None)
 
 
@@ -176,7 +176,7 @@ class RollingRestart:
         lives = {child.name: child.incarnation for child in unit}
 
         def is_ready() -> bool:
-            return all(child.state == "ready" and child.incarnation > lives[child.name] for child in unit)
+            return all(child.is_ready and child.incarnation > lives[child.name] for child in unit)
 
         deployment.renew(unit)
         hint = "the other processes serve on"

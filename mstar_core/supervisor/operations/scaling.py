@@ -135,7 +135,7 @@ class Scaling:
         seen = len(deployment.deaths)
 
         def is_ready() -> bool:
-            return all(name in deployment.children and deployment.children[name].state == "ready" for name in names)
+            return all(name in deployment.children and deployment.children[name].is_ready for name in names)
 
         plan = self._change.plan
         gpus = {**before.gpus, **self._keys}

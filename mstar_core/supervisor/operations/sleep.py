@@ -334,7 +334,9 @@ class Sleeping:
                 self.ranks.pop(name, None)
             deployment.respawn(lost)
             has_lost = await self._order_wake(nodes) or bool(lost)
-            await deployment.changes.until(self._are_ready)
+            await deployment.changes.until(
+                lambda: all(child.is_ready for n, child in deployment.children.items() if process_rank(n) is not None)
+            )
             if has_lost:  # no request may overtake the news of a new process on the way to the conductor
                 self._operations.cordons.tell()
                 await deployment.changes.until(lambda: self._operations.cordons.is_known, ANSWER_S)
@@ -350,11 +352,6 @@ class Sleeping:
             self.is_whole = False
             deployment.wake_up()
             deployment.unpause()
-
-    def _are_ready(self) -> bool:
-        """Return whether every rank serves. A process that has just died keeps its last state for a moment."""
-        ranks = (child for name, child in self._deployment.children.items() if process_rank(name) is not None)
-        return all(child.state == "ready" and child.is_running for child in ranks)
 
     async def _order_wake(self, nodes: list[str]) -> bool:
         """Wake the ranks. One that dies meanwhile loads everything in its next life; returns whether one did."""
