@@ -130,7 +130,7 @@ def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iter
 
     stream: the stream to capture on, None for one that all captures of the process share. Matrix products keep the
     workspace of the stream that they were captured on, so graphs that may run at the same time need streams of their
-    own: a product that finds another one's counters there never ends.
+    own. On a shared one a decoder beside an encoder was seen to hang.
     The garbage collector is off meanwhile: it could free the graph of another node, which ends a capture with an error.
     Calls of other threads are not captured.
     """
