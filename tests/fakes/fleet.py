@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder, MemoryClaim
 
 TOTAL = 100
+STARTS = itertools.count(1)
 RESIDUE = 2
 """Bytes that a sleeping deployment keeps."""
 
@@ -64,7 +66,10 @@ async def settle() -> None:
 
 @dataclass
 class FakeDeployment:
-    """One deployment. held: bytes by key. running: requests of clients that are not the fleet's."""
+    """One deployment. held: bytes by key. running: requests of clients that are not the fleet's.
+
+    log_dir: made anew by each start.
+    """
 
     name: str
     need: Need
@@ -75,6 +80,7 @@ class FakeDeployment:
     done: int = 0
     total: int = 0
     held: dict[str, int] = field(default_factory=dict)
+    log_dir: str = field(default_factory=lambda: f"/logs/{next(STARTS)}")
 
 
 class FakeLaunch:
@@ -141,6 +147,8 @@ class FakeHost:
         if is_replacement:
             launch = self.launches[name] = FakeLaunch(self, name, error)
             launch.done.set()
+            if error is None:
+                self.deployments[name].log_dir = f"/logs/{next(STARTS)}"
             return launch
         if error is None or error.code == "late":
             deployment = FakeDeployment(name, need)
@@ -178,6 +186,7 @@ class FakeHost:
                     phase=each.phase,
                     done=each.done,
                     total=each.total,
+                    log_dir=each.log_dir,
                 ),
             )
             for name, each in found.items()

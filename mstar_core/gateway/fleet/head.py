@@ -28,7 +28,10 @@ STATES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentHead:
-    """Report of a supervisor. done, total: bytes of the current phase of a start, or of a wake."""
+    """Report of a supervisor. done, total: bytes of the current phase of a start, or of a wake.
+
+    log_dir: folder of its logs, made anew by each start, so that it tells two deployments of one name apart.
+    """
 
     state: str
     reason: str = ""
@@ -38,6 +41,7 @@ class DeploymentHead:
     running: int = 0
     waiting: int = 0
     pid: int = 0
+    log_dir: str = ""
 
     @property
     def model_state(self) -> ModelState:

@@ -294,13 +294,14 @@ class ManagedFleet:
             member.last_used = now
         if found is None:
             member.replica = member.head = None
-            member.reported = 0
+            member.reported, member.log_dir = 0, ""
             member.state = ModelState.ABSENT
             return
         replica, head = found
-        if member.state is ModelState.ABSENT and not member.is_own:
-            # Another worker of this gateway may have started it.
-            member.is_own = name in self._owned
+        if head is not None and head.log_dir != member.log_dir:
+            # Another worker of this gateway may have started it, or an operator after the last one of this name.
+            member.log_dir = head.log_dir
+            member.is_own = self._owned.claim(name, head.log_dir)
         member.replica = Replica(model=model.name, deployment=name, url=replica.url, key=replica.key)
         member.head = head
         if head is None:
@@ -401,7 +402,7 @@ class ManagedFleet:
                 await self._end(asleep)
         name = await self._free_name(model)
         async with self._room(model, need, name, patience_s):
-            was_own = name in self._owned
+            before = self._owned.log_dir(name)
             self._owned.add(name)
 
             async def begin() -> Any:
@@ -413,8 +414,7 @@ class ManagedFleet:
                 launch = await self._taken(begin, model, need, name, patience_s)
             except MstarError as error:
                 if error.code == "name_in_use":  # another gateway was faster, or one before this: it is followed
-                    if not was_own:
-                        self._owned.discard(name)
+                    self._owned.note(name, before)
                     await self._clock.wait(asyncio.Event(), SCAN_S)
                     return None
                 raise
@@ -487,16 +487,26 @@ class ManagedFleet:
         try:
             need = model.need = await self._host.survey(model.entry)
             for member in [member for member in model.awake if member.is_own]:
-                async with self._room(model, need, f"{member.name} beside itself", 0.0):
-                    launch = await self._host.launch(model.entry, member.name, need, is_replacement=True)
-                    await launch.until_placed()
-                await launch.until_ready()
+                await self._succeed(model, member, need)
             for member in model.members:
                 if member.state is ModelState.SLEEPING and member.is_own:
                     await self._end(member)
         except MstarError as error:
             log.warning("%s keeps its old deployment: %s", model.name, error)
             model.waits_for = f"not replaced: {error.title}"
+
+    async def _succeed(self, model: ManagedModel, member: Member, need: Need) -> None:
+        """Start the successor of a deployment, and return when it serves. Raises the MstarError of a failed start."""
+        before = self._owned.log_dir(member.name)
+        self._owned.add(member.name)
+        try:
+            async with self._room(model, need, f"{member.name} beside itself", 0.0):
+                launch = await self._host.launch(model.entry, member.name, need, is_replacement=True)
+                await launch.until_placed()
+            await launch.until_ready()
+        except MstarError:
+            self._owned.note(member.name, before)
+            raise
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class Member:
 
     last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to
     `handed` requests that have not begun yet, or has just become able to serve those that wait.
-    is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment.
+    is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment. log_dir: of
+    the deployment for which that is known, empty if none runs.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Member:
     handed: int = 0
     is_moving: bool = False
     is_own: bool = False
+    log_dir: str = ""
 
     @property
     def is_awake(self) -> bool:

@@ -364,6 +364,57 @@ def test_a_name_whose_deployment_has_ended_may_be_an_operators_next(tmp_path: Pa
     played(play, tmp_path, THREE, FakeHost(THREE, unplaced={"a"}), a={"keep_text": "idle 5s"})
 
 
+def test_a_killed_gateway_leaves_no_claim_on_a_later_deployment_of_the_name(tmp_path: Path) -> None:
+    """It is killed after the end of its deployment, before it forgets the name."""
+
+    async def first(stage: Stage) -> None:
+        await stage.request("a")
+        await stage.later(2)
+
+    host = played(first, tmp_path, THREE).host
+    del host.deployments["a"]
+    host.adopt("a", "a")
+
+    async def second(stage: Stage) -> None:
+        assert await stage.ready("a") == ["a"]
+        await stage.fleet.close(is_final=True)
+
+    played(second, tmp_path, THREE, host)
+    assert set(host.deployments) == {"a"} and host.log == ["start a"], "an operator's deployment stays"
+
+
+def test_a_deployment_that_an_operator_starts_in_place_of_one_that_ended_is_not_the_gateways(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("a")
+        await stage.later(2)
+        del stage.host.deployments["a"]
+        stage.host.adopt("a", "a")
+        await stage.later(2)
+        await stage.fleet.close(is_final=True)
+        assert set(stage.host.deployments) == {"a"}
+
+    played(play, tmp_path, THREE)
+
+
+def test_a_successor_of_the_gateways_own_deployment_is_its_own_too(tmp_path: Path) -> None:
+    needs = {"a": {"0": 40}}
+
+    async def first(stage: Stage) -> None:
+        await stage.request("a")
+        entries = {**stage.serve.models, "a": ModelEntry(target="a", name="a", set={"max_queue": 7})}
+        await stage.fleet.apply(ServeFile(models=entries, discover=False))
+        await stage.later(3)
+        assert stage.host.log == ["start a", "replace a"]
+
+    host = played(first, tmp_path, needs).host
+
+    async def second(stage: Stage) -> None:
+        await stage.fleet.close(is_final=True)
+
+    played(second, tmp_path, needs, host)
+    assert host.deployments == {}
+
+
 def test_two_models_that_each_hold_what_the_other_needs_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("left")

@@ -10,7 +10,7 @@ import pytest
 
 from mstar_core.errors import MstarError
 from mstar_core.gateway.fleet.managed import ManagedFleet
-from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.owned import FILE, OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import ModelState
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
@@ -116,3 +116,9 @@ def test_two_workers_change_the_names_of_one_gateway(tmp_path: Path) -> None:
     new.add("b")
     old.discard("a")
     assert "b" in old and "b" in new and "a" not in new
+
+
+def test_a_file_of_names_alone_is_read_and_gets_their_folders(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('["a"]')
+    names = OwnedNames(tmp_path)
+    assert names.claim("a", "/logs/1") and not names.claim("a", "/logs/2") and not names.claim("b", "/logs/3")
