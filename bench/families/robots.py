@@ -65,7 +65,10 @@ def served(
         with watched(running, figures, alone) as one:
             figures.add(alone, one_by_one(port, images, load.alone))
         note_stations(running, figures, alone, load.alone)
-        figures.add(f"{alone}_npy", one_by_one(port, images_of(load.side, "npy"), load.alone))
+        arrays = images_of(load.side, "npy")
+        figures.add(f"{alone}_npy", one_by_one(port, arrays, load.alone))
+        one_by_one(port, arrays[:2], 5)
+        figures.add(f"{alone}_npy_two_cameras", one_by_one(port, arrays[:2], load.alone))
         with watched(running, figures, crowd) as many:
             start = time.monotonic()
             answered = at_once(port, images, load.clients, load.each)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.layers.quantize import quantize
+from mstar_core.layers.quantize import quantize, quantized_weights
+from mstar_pi05.checkpoint.config import Sizes
 from mstar_pi05.nodes.expert import Modulation
 from mstar_pi05.nodes.flow import distinct_times, embedded, flow_times
+from mstar_pi05.nodes.policy import Policy
 
-from .conftest import ITEMS
+from .conftest import ITEMS, SPEC
 
 STORED_TIMES = {"velocity": 5e-5, "actions": 2e-5, "condition": 1e-5}
 OWN_TIMES = {"velocity": 1e-3, "actions": 2e-4, "embedding": 3e-4}
@@ -196,10 +198,20 @@ def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models
     assert 1e-4 < apart.max() < 0.3 and apart.mean() < 0.03
 
 
-def test_weights_of_eight_bits_stay_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
+def test_the_declared_bytes_are_those_of_the_quantized_layers(golden: Any) -> None:
+    with torch.device("meta"):
+        policy = Policy(Sizes())
+    counted = sum(2 * weight.numel() for _, weight in quantized_weights(policy))
+    assert next(node for node in SPEC.nodes if node.name == "LLM").quantized_bytes == pytest.approx(counted, rel=1e-3)
+
+
+@pytest.mark.parametrize("rounds_inputs", [False, True], ids=["weights", "inputs too"])
+def test_weights_of_eight_bits_stay_near(
+    rounds_inputs: bool, golden: Any, reference: Any, run: Any, models: Any
+) -> None:
     """`quantization: fp8` quantizes the projections of both transformers' blocks, and no other layers."""
     policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
-    report = quantize(policy, "fp8")
+    report = quantize(policy, "fp8", rounds_inputs=rounds_inputs)
     assert {kind.layers for kind in report.kinds.values()} == {2 * golden.config["expert"]["layers"]}
     small = type(run)(golden, reference, policy)
     small.features = lambda *items: [feature.bfloat16() for feature in run.features(*items)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mstar_core.client import MStarClient
+from mstar_core.layers.quantize import quantize
 from mstar_pi05 import arm
 from mstar_pi05.mini import FOLDER
 from tests.runtime.deployment import Deployment
@@ -42,6 +43,12 @@ def share(policy: ArmPolicy) -> float:
 
 
 def test_the_arm_reaches_named_targets_in_one_process(policy: ArmPolicy) -> None:
+    assert share(policy) >= LEAST
+
+
+def test_the_arm_reaches_named_targets_with_weights_and_inputs_of_eight_bits(policy: ArmPolicy) -> None:
+    report = quantize(policy.policy, "fp8", rounds_inputs=policy.policy.rounds_inputs)
+    assert report.after_bytes < 0.3 * report.before_bytes, "the CPU computes in float32"
     assert share(policy) >= LEAST
 
 

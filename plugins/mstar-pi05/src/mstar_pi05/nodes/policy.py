@@ -38,6 +38,7 @@ class Policy(nn.Module, NodeModule):
     """
 
     host_outputs = ("robot_actions",)
+    rounds_inputs = True
 
     def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH, shard: Shard = WHOLE) -> None:
         super().__init__()
