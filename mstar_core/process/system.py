@@ -89,13 +89,13 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> None:
     """Have the C library reuse freed blocks of several megabytes instead of returning them to the system.
 
     Video clips and latents are 10 to 20 MB, and page faults of a fresh block cost five times a copy into a used one.
-    Up to KEPT_BYTES stay with the process. A C library without `mallopt` ignores the call.
+    Up to `kept_bytes` stay with the process. A C library without `mallopt` ignores the call.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, kept_bytes)

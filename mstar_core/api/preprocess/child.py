@@ -25,11 +25,14 @@ from mstar_core.plugin.processor import (
     Processor,
     TokenizingProcessor,
 )
-from mstar_core.process.system import die_with_parent
+from mstar_core.process.system import die_with_parent, keep_freed_memory
 from mstar_core.targets import load_target
 
 HEADROOM_BYTES: Final = 3 << 30
 """Address space of one job beyond the processor's own: 1 GiB of decoded media, a copy of it, and working memory."""
+
+KEPT_BYTES: Final = 32 << 20
+"""Freed memory that the process keeps, so that a clip or an image of each job causes no page faults."""
 
 CPU_S: Final = 30
 """CPU time limit of one job."""
@@ -68,6 +71,7 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    keep_freed_memory(KEPT_BYTES)
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:
             processor = load_processor(target, folder, model_kwargs)

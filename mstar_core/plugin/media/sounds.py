@@ -84,8 +84,9 @@ def _by_soundfile(data: bytes, limits: MediaLimits) -> tuple[Samples, int] | Non
     except soundfile.LibsndfileError:
         return None
     with file:
-        blocks = file.blocks(BLOCK, dtype="float32", always_2d=True)
-        parts = list(_counted((block.mean(axis=1) for block in blocks), file.samplerate, limits))
+        blocks = file.blocks(BLOCK, dtype="float32")
+        mixed = (block if block.ndim == 1 else block.mean(axis=1) for block in blocks)
+        parts = list(_counted(mixed, file.samplerate, limits))
         return np.concatenate(parts) if parts else np.zeros(0, np.float32), file.samplerate
 
 
