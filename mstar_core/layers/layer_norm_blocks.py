@@ -6,12 +6,13 @@ Parameters are named as in BART and Whisper. Source: Vaswani et al. 2017 (norms 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
 
 from torch import nn
 from torch.nn.functional import gelu, linear, relu, scaled_dot_product_attention
 
-from mstar_core.layers.linear import join_with_biases
+from mstar_core.layers.linear import elementwise_kernels, join_with_biases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,10 +97,16 @@ class _Block(nn.Module):
         self.fc2 = nn.Linear(spec.inner, spec.width)
         self.final_layer_norm = nn.LayerNorm(spec.width, spec.eps)
 
-    def _with(self, norm: nn.Module, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return x with a branch of it added and a norm on one side."""
-        out: Tensor = x + branch(norm(x)) if self._norm_first else norm(x + branch(x))
-        return out
+    def _through(self, x: Tensor, *branches: tuple[nn.LayerNorm, Callable[[Tensor], Tensor]]) -> Tensor:
+        """Return x with these branches added one after the other, each with its norm in front or behind."""
+        if not self._norm_first:
+            for norm, branch in branches:
+                x = norm(x + branch(x))
+            return x
+        normed = branches[0][0](x)
+        for (_, branch), (norm, _) in pairwise(branches):
+            x, normed = _summed(x, branch(normed), norm)
+        return x + branches[-1][1](normed)
 
     def _mlp(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(self._activation(self.fc1(x)))
@@ -111,8 +118,8 @@ class EncoderBlock(_Block):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return x's shape, [B, n, width]. mask: bool, broadcast to [B, heads, n, n]; False hides a position."""
-        x = self._with(self.self_attn_layer_norm, x, lambda normed: self._attended(normed, mask))
-        return self._with(self.final_layer_norm, x, self._mlp)
+        attention = self.self_attn_layer_norm, lambda normed: self._attended(normed, mask)
+        return self._through(x, attention, (self.final_layer_norm, self._mlp))
 
     def _attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
         query, key, value = (part.transpose(-2, -3) for part in self.self_attn.all_three(x))
@@ -128,8 +135,8 @@ class CausalBlock(_Block):
 
     def forward(self, x: Tensor, kv: KVView) -> Tensor:
         """Return [T, width]. x: [T, width]."""
-        x = self._with(self.self_attn_layer_norm, x, lambda normed: self._attended(normed, kv))
-        return self._with(self.final_layer_norm, x, self._mlp)
+        attention = self.self_attn_layer_norm, lambda normed: self._attended(normed, kv)
+        return self._through(x, attention, (self.final_layer_norm, self._mlp))
 
     def _attended(self, x: Tensor, kv: KVView) -> Tensor:
         return self.self_attn.output(kv.attend(self._layer, *self.self_attn.all_three(x)))
@@ -145,9 +152,9 @@ class CrossBlock(CausalBlock):
 
     def forward(self, x: Tensor, kv: MemoryView) -> Tensor:  # type: ignore[override]  # its view has a memory
         """Return [T, width]. x: [T, width]."""
-        x = self._with(self.self_attn_layer_norm, x, lambda normed: self._attended(normed, kv))
-        x = self._with(self.encoder_attn_layer_norm, x, lambda normed: self._read(normed, kv))
-        return self._with(self.final_layer_norm, x, self._mlp)
+        attention = self.self_attn_layer_norm, lambda normed: self._attended(normed, kv)
+        reading = self.encoder_attn_layer_norm, lambda normed: self._read(normed, kv)
+        return self._through(x, attention, reading, (self.final_layer_norm, self._mlp))
 
     def remember(self, states: Tensor, kv: MemoryView) -> None:
         """Store keys and values of encoder states, [T, width], in a pass on the memory's branch."""
@@ -155,3 +162,12 @@ class CrossBlock(CausalBlock):
 
     def _read(self, x: Tensor, kv: MemoryView) -> Tensor:
         return self.encoder_attn.output(kv.attend_cross(self._layer, self.encoder_attn.queries(x)))
+
+
+def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """Return x + branch and its norm, on CUDA in half precision by one kernel."""
+    if x.is_cuda and x.is_contiguous() and elementwise_kernels().supports(x.flatten(0, -2)):
+        both: tuple[Tensor, Tensor] = elementwise_kernels().add_layer_norm(x, branch, norm)
+        return both
+    x = x + branch
+    return x, norm(x)

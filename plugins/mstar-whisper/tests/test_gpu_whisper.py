@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
-from mstar_core.layers import Checkpoint, load_weights
+from mstar_core.layers import BlockSpec, Checkpoint, EncoderBlock, load_weights
 from mstar_whisper.checkpoint.config import read_config
 from mstar_whisper.checkpoint.shipped import FOLDER
 from mstar_whisper.model import DECODER, ENCODER, name_map
 from mstar_whisper.nodes.decoder import SpeechDecoder
 from mstar_whisper.nodes.encoder import WINDOWS, Encoder
+from mstar_whisper.nodes.rules import Rules
 
 pytestmark = pytest.mark.gpu
 
@@ -90,3 +92,41 @@ def test_joined_projections_make_the_memory_of_each_layer(cuda: torch.device) ->
     decoder.decoder.remember(states, joined)
     for layer, pair in apart.layers.items():
         torch.testing.assert_close(joined.layers[layer], pair, atol=1e-3, rtol=1e-3)
+
+
+def marks(count: int, seed: int) -> Tensor:
+    """Return marks of sequences in all states: in a head, at the first id, behind texts, timestamps and pairs."""
+    chance, ids = random.Random(seed), CONFIG.ids
+    rows = []
+    for _ in range(count):
+        written = chance.choice([-3, -2, -1, 0, 1, 2, 9])
+        kinds = range(ids.end), range(ids.first_time, CONFIG.vocab)
+        pair = [chance.choice(chance.choice(kinds)) if written > place else 0 for place in range(2)]
+        time = max([number for number in pair if number >= ids.first_time], default=0)
+        form = chance.choice([-1, 0, 1, 1])
+        rows.append([written, *pair, time, form, ids.start, ids.no_times, ids.end])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_kernels_of_the_rules_equal_plain_operations(cuda: torch.device, dtype: torch.dtype) -> None:
+    rules, chance = Rules(CONFIG.ids, CONFIG.vocab), torch.Generator().manual_seed(1)
+    for seed in range(20):
+        states = marks(16, seed)
+        logits = (2 * torch.randn(16, CONFIG.vocab, generator=chance)).to(dtype)
+        logits[:, CONFIG.ids.first_time :] += 2.0 - seed % 4
+        wanted = rules.constrained_plainly(logits, states)
+        found = rules.constrained(logits.to(cuda), states.to(cuda))
+        assert torch.equal(found.float().cpu(), wanted)
+        token = torch.randint(CONFIG.vocab, (16,), generator=chance)
+        assert torch.equal(rules.after(states.to(cuda), token.to(cuda)).cpu(), rules.after(states, token))
+
+
+@torch.inference_mode()
+def test_blocks_in_half_precision_are_near_those_in_float32(cuda: torch.device) -> None:
+    spec = BlockSpec(width=256, heads=4, inner=512, key_bias=False)
+    torch.manual_seed(1)
+    block, x = EncoderBlock(spec).to(cuda), torch.randn(3, 50, 256, device=cuda)
+    wanted = block(x)
+    torch.testing.assert_close(block.bfloat16()(x.bfloat16()).float(), wanted, atol=6e-2, rtol=3e-2)

@@ -8,6 +8,8 @@ Source: section 4.5 of the paper on Whisper, and the logits processors of `trans
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from mstar_whisper.checkpoint.config import TokenIds
 
 MARKS: Final = 5 + HEAD
+FORM: Final = 4
+"""Place of the form among the marks."""
+
 NEVER: Final = float("-inf")
 
 
@@ -31,6 +36,7 @@ class Rules:
         self._ids = ids
         self._vocab = vocab
         self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+        self._bits: dict[torch.device, Tensor] = {}
 
     def of_prompt(self, tokens: Tensor) -> Tensor:
         """Return the marks behind each token of a prompt, [T, MARKS]. Only those of the last one count."""
@@ -42,6 +48,9 @@ class Rules:
 
     def after(self, marks: Tensor, token: Tensor) -> Tensor:
         """Return the marks after one more id. marks: [n, MARKS]; token: int64 [n]."""
+        if marks.is_cuda:
+            after: Tensor = _kernels().after(marks, token, self._ids.first_time)
+            return after
         written, last, _, time, form, *head = marks.unbind(-1)
         is_text = written >= 0
         token = torch.where(is_text, token, 0)
@@ -61,7 +70,20 @@ class Rules:
         return pad(torch.stack([place.clamp(min=0), last, before, time, form], dim=-1), (0, HEAD))
 
     def constrained(self, logits: Tensor, marks: Tensor) -> Tensor:
-        """Return logits without forbidden ids, float32 [n, vocab]. logits: [n, vocab] of any float type."""
+        """Return logits without forbidden ids, [n, vocab]: the same ones, changed, on CUDA, elsewhere float32.
+
+        logits: [n, vocab] of any float type, rows contiguous.
+        """
+        if logits.is_cuda:
+            kernels, device = _kernels(), logits.device
+            if device not in self._bits:
+                self._bits[device] = kernels.table_of(self._ids, self._vocab).to(device)
+            kernels.constrain(logits, marks, self._bits[device], self._ids, FORM)
+            return logits
+        return self.constrained_plainly(logits, marks)
+
+    def constrained_plainly(self, logits: Tensor, marks: Tensor) -> Tensor:
+        """Do the same by plain operations, in float32: the reference of the kernels."""
         logits, first = logits.float(), self._ids.first_time
         written, last, before, time, form, *_ = (part[:, None] for part in marks.unbind(-1))
         number, never, never_first = self._tables(logits.device)
@@ -106,3 +128,8 @@ class Rules:
 def _shifted(values: Tensor, by: int) -> Tensor:
     """Return values moved towards the end, zeros before them. values: [T]."""
     return torch.cat([values.new_zeros(by), values])[: len(values)]
+
+
+def _kernels() -> ModuleType:
+    """Import the kernels. They need triton, which only a CUDA build of torch brings."""
+    return importlib.import_module("mstar_whisper.nodes.rules_kernel")

@@ -1,0 +1,190 @@
+"""Host time of Whisper's decode step: launch and collection of captured steps of one sequence and of many.
+
+Run from the repository root: `python -m bench.whisper_step [--rows 1 64] [--profile 1]`. Prints JSON: microseconds of
+process CPU time per step, as medians. Replays do nothing and sizes are small, so that only host work remains.
+`--device cuda` runs real graphs and FlashInfer at the decoder's official sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import bench.gpu_whisper as whisper_shape
+from bench.launch_step import StillCache
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
+from mstar_core.engine.cuda_graphs.ragged import DRAWN
+from mstar_core.engine.device import prepare_device
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.graph.declare.sampling import SamplingParams
+from mstar_core.weights.building import building
+from mstar_core.worker.state.walks import resident_loops
+from mstar_whisper.checkpoint.config import HEAD, read_config
+from mstar_whisper.nodes.decoder import SpeechDecoder
+from mstar_whisper.plugin import whisper
+from mstar_whisper.program import MEMORY
+
+SMALL: Final[dict[str, Any]] = {
+    "d_model": 64,
+    "num_mel_bins": 80,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 1,
+    "encoder_ffn_dim": 64,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 1,
+    "decoder_ffn_dim": 64,
+}
+PAGE: Final = 16
+IDS: Final = 100
+
+
+class WritingCache(StillCache):
+    """Captures whose replays do nothing, and whose drawn ids are valid: an invalid one ends its loop."""
+
+    def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+        """See StillCache."""
+        graph, outputs = super().capture(step)
+        outputs[DRAWN].fill_(1)
+        return graph, outputs
+
+
+class Decoding:
+    """A decoder with running loops. Its engine is made once; each request writes `ids` ids."""
+
+    def __init__(self, folder: Path, device: torch.device, slots: int) -> None:
+        config = read_config(folder)
+        model = whisper(config)
+        self.node = next(node for node in model.nodes if node.name == "decoder")
+        is_cuda = device.type == "cuda"
+        dtype = torch.bfloat16 if is_cuda else torch.float32
+        with building(device, dtype):
+            module = SpeechDecoder(config)
+        module.join()
+        pages = slots * (config.states // PAGE + 40) + 8
+        settings = KVSettings(
+            device=device,
+            dtype=dtype,
+            num_pages=pages,
+            page_size=PAGE,
+            max_slots=2 * slots,
+            max_seq_len=model.max_seq_len,
+            vocab=config.vocab,
+            token_budget=8192,
+            attention="flashinfer" if is_cuda else "torch",
+            lookahead=1,
+            graphs=CaptureSizes(decode=tuple(sorted({1, slots}))),
+            loop=resident_loops(model).get("decoder"),
+        )
+        cache = GraphCache(device) if is_cuda else WritingCache(device)
+        self.engine = KVCacheEngine(self.node, module.eval().requires_grad_(False), settings, captures=cache)
+        self.config = config
+        self._keys = 0
+        self._handles = 0
+
+    def begin(self, rows: int) -> list[Handle]:
+        """Open requests, each with its memory and its loop."""
+        handles = []
+        for _ in range(rows):
+            self._handles += 1
+            handle = Handle(self._handles)
+            handles.append(handle)
+            self.engine.open(handle, SamplingParams(temperature=0.0), self.config.states + 128)
+            states = torch.zeros(self.config.states, self.config.width)
+            self._submit(handle, {"states": states}, branch=MEMORY, sample=False)
+        while (running := self.engine.launch()) is not None:
+            self.engine.collect(running)
+        ids = self.config.ids
+        head = [next(iter(ids.languages.values())), ids.transcribe or 0, ids.no_times]
+        marks = torch.tensor([-1 - len(head), 0, 0, 0, 0, *head][: 5 + HEAD])
+        for handle in handles:
+            loop = LoopSpec(
+                max_iters=IDS + len(head),
+                carry={"token": "token", "marks": "marks"},
+                stop_port="token",
+            )
+            self._submit(handle, {"token": torch.tensor([ids.start]), "marks": marks}, loop=loop)
+        return handles
+
+    def _submit(self, handle: Handle, inputs: dict[str, torch.Tensor], **fields: Any) -> None:
+        self._keys += 1
+        self.engine.submit(Job(key=JobKey(self._keys), handle=handle, inputs=inputs, **fields))
+
+
+def measure(here: Decoding, rows: int, profile: cProfile.Profile | None) -> tuple[list[float], list[float]]:
+    """Return seconds of CPU of each launch and collection of the loops of so many requests."""
+    handles, launches, collections = here.begin(rows), list[float](), list[float]()
+    flight: list[Any] = []
+    while True:
+        if profile is not None:
+            profile.enable()
+        start = time.process_time()
+        running = here.engine.launch()
+        spent = time.process_time() - start
+        if running is not None:
+            flight.append(running)
+            launches.append(spent)
+        if not flight:
+            break
+        if running is None or len(flight) > 1:
+            start = time.process_time()
+            here.engine.collect(flight.pop(0))
+            collections.append(time.process_time() - start)
+        if profile is not None:
+            profile.disable()
+    for handle in handles:
+        here.engine.close(handle)
+    return launches, collections
+
+
+def main() -> None:
+    """Measure and print the figures."""
+    options = read_options()
+    device = torch.empty(0, device=options.device).device
+    prepare_device(device)
+    if device.type == "cpu":
+        whisper_shape.SIZES.update(SMALL)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        weights = whisper_shape.write_random(Path(folder) / "weights", seed=1)
+        here = Decoding(weights, device, max(options.rows))
+        report = {}
+        for rows in options.rows:
+            measure(here, rows, None)
+            launches, collections = list[float](), list[float]()
+            profile = cProfile.Profile() if options.profile == rows else None
+            for _ in range(options.repeats):
+                for into, found in zip((launches, collections), measure(here, rows, profile), strict=True):
+                    into += found
+            report[rows] = {
+                "launch_us": round(1e6 * statistics.median(launches), 1),
+                "collect_us": round(1e6 * statistics.median(collections), 1),
+                "steps": len(launches),
+            }
+            if profile is not None:
+                pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+    print(json.dumps(report))
+
+
+def read_options() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 64], help="requests at once")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print where the time of it goes")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
