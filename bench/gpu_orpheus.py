@@ -106,9 +106,8 @@ class Clock:
 
     def _collect(self, running: Any) -> None:
         start = time.perf_counter()
-        for part in running.batches:
-            if part.host_ids is not None:
-                part.host_ids.wait()
+        for arriving in (*(drawn.host for drawn in running.drawn), *running.copies):
+            arriving.wait()
         waited = time.perf_counter()
         result = self.engine.collect(running)
         assert not result.failed, result.failed

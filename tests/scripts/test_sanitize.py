@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.sanitize import FOUND, OWN, failures_of, kernels_in, read, run
+from scripts.sanitize import FOUND, OWN, explained_kernels, failures_of, kernels_in, read, run
 
 PASSED = "......   [100%]\n6 passed, 2 deselected in 9.1s\n"
 
@@ -74,6 +74,19 @@ def test_reports_are_counted_kernel_by_kernel() -> None:
         "  memcheck    1 x decode_kernel",
         "  memcheck failed: tests/gpu/test_kernels.py::test_kernels[a]",
     ]
+
+
+def test_reports_of_explained_kernels_do_not_fail_a_run_but_those_of_others_do() -> None:
+    (name, *_) = sorted(explained_kernels())
+    summary = "========= RACECHECK SUMMARY: {} hazards displayed (2 errors, 0 warnings)\n"
+    report = OTHERS.partition("========= Warning")[0]
+    known = report.replace("finish_kernel", name)
+    finding = read("racecheck", "test_a.py", PASSED + known + known + summary.format(2), FOUND, 1.0)
+    assert finding.is_clean
+    assert finding.lines()[1:] == [f"  racecheck    2 x {name}, explained"]
+    assert not read("racecheck", "test_a.py", PASSED + known + report + summary.format(2), FOUND, 1.0).is_clean
+    assert not read("racecheck", "test_a.py", PASSED + known + summary.format(2), FOUND, 1.0).is_clean
+    assert not read("memcheck", "test_a.py", PASSED + known + known + summary.format(2), FOUND, 1.0).is_clean
 
 
 def test_the_first_reports_and_failures_are_shown() -> None:

@@ -259,8 +259,9 @@ struct Readers {
     }
 };
 
+// Multiplies all tiles and leaves the sums in `lines`. Called by the warps of GROUP.
 __device__ __forceinline__ void compute(
-    const Place &own, const Target &target, float *bias, float *lines, const Shared &shared
+    const Place &own, const Target &target, float *bias, float *lines, const Shared &shared, Beside &beside
 ) {
     float total[UP][ROWS / 2];
 #pragma unroll
@@ -271,7 +272,6 @@ __device__ __forceinline__ void compute(
         for (int at = threadIdx.x; at < WIDE; at += 32 * GROUP)
             bias[at] = own.to + at < target.outputs ? wide_of(target.bias[own.to + at]) : 0.0f;
     }
-    Beside beside;
     if (KIND == QKV_ROTARY) {
         wait_for_kernels_before();
         beside.read(target, own);
@@ -298,7 +298,6 @@ __device__ __forceinline__ void compute(
     if (KIND != QKV_ROTARY) wait_for_kernels_before();
     asm volatile("bar.sync 2, %0;" ::"r"(32 * GROUP) : "memory");  // all tiles have been read
     lay(own, total, lines);
-    keep_lines(target, own, bias, lines, beside);
 }
 
 // -- the kernel ------------------------------------------------------------------------------------------------------
@@ -332,12 +331,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) multicast_gemm_kernel(
     meet_cluster();
     if (own.warp == WARPS - 1) {
         bring(own, rows, rest, weights, shared);
-    } else if (own.warp < GROUP) {
-        compute(own, target, bias, lines, shared);
+        return;
+    }
+    Beside beside;
+    if (own.warp < GROUP) {
+        compute(own, target, bias, lines, shared, beside);
     } else {
         wait_for_kernels_before();
-        Beside beside;
         beside.read(target, own);
-        keep_lines(target, own, bias, lines, beside);
     }
+    keep_lines(target, own, bias, lines, beside);  // one call, so that all warps reach its barrier from one place
 }
