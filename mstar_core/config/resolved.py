@@ -509,6 +509,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         ConfigKey("Hold encoders and new prompts back while they would make sound that has begun run dry."),
     ] = True
+    first_sound_requests: Annotated[
+        int,
+        ConfigKey(
+            "Open requests of a rank up to which the first sound of one goes before further steps; 0: never.",
+            ge=0,
+            le=65_536,
+        ),
+    ] = 12
     feature_cache_bytes: Annotated[
         int,
         ConfigKey(

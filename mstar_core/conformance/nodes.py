@@ -41,7 +41,7 @@ class RuntimeSettings:
     """Deployment settings. token_budget: tokens of one step. slots: requests that run at once.
 
     pages: of each cache (None: as many as all slots can fill). prefix_cache: whether prompts are cached.
-    feature_cache_bytes, yields_to_sound: of each worker.
+    feature_cache_bytes, yields_to_sound, first_sound_requests: of each worker.
     """
 
     token_budget: int = 2048
@@ -53,6 +53,7 @@ class RuntimeSettings:
     lookahead: int = 0
     feature_cache_bytes: int = 1 << 20
     yields_to_sound: bool = True
+    first_sound_requests: int = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

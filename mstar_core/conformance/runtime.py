@@ -295,6 +295,7 @@ class LocalRuntime:
                 clock=self.clock,
             ),
             yields_to_sound=self.settings.yields_to_sound,
+            first_sound_requests=self.settings.first_sound_requests,
         )
 
 

@@ -61,6 +61,7 @@ from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, l
 from mstar_core.worker.journal import PlaceLog, draws_id
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.state.feature_cache import FeatureCache, content_of, output_key
+from mstar_core.worker.state.first_sound import FirstSounds
 from mstar_core.worker.state.playback import Playback
 from mstar_core.worker.state.request import (
     ActiveRun,
@@ -165,10 +166,13 @@ class Executor:
         audio = spec.output("audio")
         values_per_s = float(getattr(audio, "rate", 0) or 0) * float(getattr(audio, "channels", 1) or 1)
         self.playback = Playback(values_per_s, clock)
-        self._jobs = Jobs(runners, self.tracer, clock)
         graph = graph_of(spec)
-        self.edges = EdgeCounters(rank, stream_ends(graph))
+        ends = stream_ends(graph)
+        self.edges = EdgeCounters(rank, ends)
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
+        feeders = {source for source, into in ends.values() if into == self.playing_node}
+        self.first = FirstSounds(self.playing_node, feeders, self.playback, lambda: len(self.requests), self._missing)
+        self._jobs = Jobs(runners, self.tracer, clock, self.first)
         self.moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, self.tracer, self.edges, clock)
         self._next_signal = 0
         self._with_branches = frozenset(node.owner.name for node in spec.nodes if node.of is not None)
@@ -808,6 +812,15 @@ class Executor:
         if entry.feed is not None:
             self._streams.feed(request, entry.feed, feeder(runner, job.key))
 
+    def _missing(self, entry: LoopJob) -> int | None:
+        """Return the iterations of a loop until the first piece of sound can be made here, see `FirstSounds`."""
+        request, streams = entry.request, [*entry.streams, *(outlet.stream for outlet in entry.outlets)]
+        for stream in streams:
+            if stream is not None and stream.into[0].name == self.playing_node:
+                is_here = request.homes.get(self.playing_node) == self._rank
+                return self._streams.inbox(request, stream.name).missing if is_here else None
+        return None
+
     def _logged(
         self, request: WorkerRequest, run: ActiveRun, name: str, task: CompiledTask, spec: LoopSpec
     ) -> tuple[PlaceLog | None, LoopSpec]:
@@ -887,6 +900,8 @@ class Executor:
     def _play(self, request: WorkerRequest, values: int) -> None:
         """Note a piece of sound that leaves, and tell the other ranks of the request how long it lasts."""
         sound = request.sound
+        if sound.dry_at is None:
+            self.first.ended(request.jobs)
         self.playback.sent(request.handle, sound, values, is_heard=request.is_heard)
         if request.is_heard and sound.dry_at is not None:
             now = self._clock()
@@ -906,6 +921,7 @@ class Executor:
             if ahead_s < 0:
                 self.playback.ended(request.handle)
                 continue
+            self.first.ended(request.jobs)
             request.sound.dry_at, request.sound.done_at = now + ahead_s, now + needed_s
             self.playback.heard[request.handle] = request.sound
 

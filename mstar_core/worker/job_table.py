@@ -11,6 +11,7 @@ from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import Attend
 from mstar_core.graph.declare.walks import StopOn
+from mstar_core.worker.state.first_sound import FirstSounds
 from mstar_core.worker.state.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streams import Streams
 from mstar_core.worker.telemetry.tracing import Tracer
@@ -30,10 +31,13 @@ UNLIMITED = 2**62
 
 
 class Jobs:
-    """Jobs by key. Owned by the executor."""
+    """Jobs by key. Owned by the executor. first: those that lead to a first sound."""
 
-    def __init__(self, runners: Mapping[str, NodeRunner], tracer: Tracer, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runners: Mapping[str, NodeRunner], tracer: Tracer, clock: Callable[[], float], first: FirstSounds
+    ) -> None:
         self.under_way: dict[JobKey, UnderWay] = {}
+        self.first = first
         self._runners = runners
         self.now = clock
         self._tracer = tracer
@@ -79,6 +83,7 @@ class Jobs:
         self.under_way[job.key] = entry
         if not isinstance(entry, MoveJob):
             self._tracer.submitted(entry)
+        self.first.submitted(job.key, runner.name, entry)
         entry.request.jobs.add(job.key)
         runner.submit(job)
 
@@ -87,10 +92,12 @@ class Jobs:
         entry = self.under_way.pop(key, None)
         if entry is not None:
             entry.request.jobs.discard(key)
+            self.first.ended((key,))
         return entry
 
     def forget(self, request: WorkerRequest) -> None:
         """Remove every job of a request."""
+        self.first.ended(request.jobs)
         for key in request.jobs:
             self.under_way.pop(key, None)
         request.jobs.clear()

@@ -61,6 +61,7 @@ class Worker:
     that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
     late: captures and warm-up while it serves. sleep: nodes that sleep. wakes_on_request: whether requests wake
     them; otherwise they fail. yields_to_sound: whether encoders and new prompts do. slack: what they may take.
+    first_sound_requests: open requests up to which a first sound goes before further steps, see `FirstSounds`.
     incoming: reads of tensors that are not in the host's shared memory, None if there are none.
     """
 
@@ -84,6 +85,7 @@ class Worker:
     has_idle_work: bool = True
     quiet_since: float = 0.0
     yields_to_sound: bool = True
+    first_sound_requests: int = 12
     slack: Slack = field(init=False)
     report: Report = field(init=False)
     arrivals: Arrivals | None = field(init=False)
@@ -95,6 +97,9 @@ class Worker:
         self.slack = Slack(self.executor.playback.least_s if self.yields_to_sound else no_listener)
         for runner in self.runners.values():
             runner.yield_to(self.slack)
+        if self.first_sound_requests:
+            first = self.steps.order = self.executor.first
+            first.slack, first.most_requests = self.slack, self.first_sound_requests
         if self.late is not None:
             self.late.slack = self.slack
         self.report = Report(

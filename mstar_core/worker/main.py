@@ -176,6 +176,7 @@ def _worker(
         sleep=sleep,
         wakes_on_request=spec.api.wake_on_request,
         yields_to_sound=spec.yield_to_sound,
+        first_sound_requests=spec.first_sound_requests,
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
-from mstar_core.engine.base import Handle, Pressure, StepResult
+from mstar_core.engine.base import Handle, JobKey, Pressure, StepResult
 from mstar_core.engine.runner import NodeRunner, Running
 from mstar_core.observe.metrics import STEP_ROWS, STEP_SECONDS, StepHistogram
 
@@ -159,6 +159,16 @@ class FairShare:
         self.used_s[name] = self.used_s.get(name, 0.0) + duration_s
 
 
+class Order(Protocol):
+    """Work that goes before other steps of the device, see `FirstSounds`."""
+
+    def keys(self, node: str) -> frozenset[JobKey]:
+        """Return such jobs at a node."""
+
+    def must_wait(self, node: str, carried: Sequence[Collection[JobKey]]) -> bool:
+        """Return whether a node launches no step now. carried: such jobs of each of its steps in flight."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Steps:
     """Steps of all nodes of a device. Owned by the worker's loop.
@@ -167,6 +177,7 @@ class Steps:
     before a wait naps. ranges: profiler marks around launches and collections. split: divides steps among nodes for the
     statistics. in_flight: steps by node, oldest first. collected: number of collected steps. waited_s: seconds that the
     thread spent waiting for steps. asleep: nodes that launch no steps. is_held: no node launches a step.
+    order: None if no work goes first. carried: of each step in flight, the jobs that go first.
     """
 
     runners: Mapping[str, NodeRunner]
@@ -181,12 +192,14 @@ class Steps:
     waited_s: float = 0.0
     asleep: set[str] = field(default_factory=set)
     is_held: bool = False
+    order: Order | None = None
     in_flight: dict[str, deque[Running]] = field(default_factory=dict)
+    carried: dict[str, deque[frozenset[JobKey]]] = field(default_factory=dict)
     statistics: defaultdict[str, NodeStatistics] = field(default_factory=lambda: defaultdict(NodeStatistics))
 
     def __post_init__(self) -> None:
         for name in self.runners:
-            self.in_flight[name] = deque()
+            self.in_flight[name], self.carried[name] = deque(), deque()
             self.statistics[name] = NodeStatistics()
 
     @property
@@ -216,7 +229,9 @@ class Steps:
         launched: list[str] = []
         is_fed = False
         pressures = {name: runner.pressure() for name, runner in self.runners.items() if name not in self.asleep}
-        for name in sorted(pressures, key=lambda name: not pressures[name].feeds):
+        for name in sorted(pressures, key=lambda name: (not self._goes_first(name), not pressures[name].feeds)):
+            if self._must_wait(name):
+                continue
             # The results that feed this node are routed first; its step in flight leaves time for that.
             if is_fed and self.in_flight[name]:
                 continue
@@ -239,13 +254,14 @@ class Steps:
             started = self.clock()
             with self.ranges("collect", name):
                 result = runner.collect(steps.popleft())
+            self.carried[name].popleft()
             self.collected += 1
             self.scheduler.charge(name, result.duration_s)
             statistics = self.statistics[name]
             for node, part in self.split(name, result).items():
                 self.statistics[node].add(part)
             statistics.collect_s += self.clock() - started
-            if result.decides and self.lookahead and not steps and not self.is_held:
+            if result.decides and self.lookahead and not steps and not self.is_held and not self._must_wait(name):
                 self._launch(runner)  # the device waits for it, and need not wait for the results to be routed
             collected = self.clock()
             yield result  # the caller routes it before the next collection
@@ -284,12 +300,23 @@ class Steps:
             return False
         return not (pressure.is_patient and any(others))
 
+    def _goes_first(self, name: str) -> bool:
+        """Whether a node with a cache has work of a first sound that no step in flight has: others need its results."""
+        if self.order is None or not self.runners[name].has_cache:
+            return False
+        return bool(self.order.keys(name).difference(*self.carried[name]))
+
+    def _must_wait(self, name: str) -> bool:
+        return self.order is not None and self.order.must_wait(name, self.carried[name])
+
     def _launch(self, runner: NodeRunner) -> bool:
         started = self.clock()
+        carried = frozenset[JobKey]() if self.order is None else self.order.keys(runner.name)
         with self.ranges("launch", runner.name):
             running = runner.launch()
         if running is None:
             return False
         self.in_flight[runner.name].append(running)
+        self.carried[runner.name].append(carried)
         self.statistics[runner.name].launch_s += self.clock() - started
         return True

@@ -29,6 +29,7 @@ ACTS: Final[dict[str, str]] = {
     "token_budget": "tests/engine/test_kv_results.py::test_chunked_prefill_equals_whole",
     "image_share": "tests/engine/test_device_share.py::test_time_follows_the_share_while_both_wait",
     "yield_to_sound": "tests/worker/test_playback_slack.py::test_32_clients_with_images_hear_no_gaps",
+    "first_sound_requests": "tests/worker/test_first_sound_order.py::test_without_it_steps_run_ahead_of_a_first_sound",
     "feature_cache_bytes": "tests/worker/test_feature_cache.py::test_a_limit_of_zero_keeps_nothing",
     "wait_spin_us": "tests/runtime/test_wait_spin.py::"
     "test_processes_spin_for_a_while_after_a_request_and_sleep_when_nobody_asks",

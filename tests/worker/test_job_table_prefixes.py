@@ -40,7 +40,7 @@ class TaggedLM(TinyLM):
 
 def ask(driver: Driver, handle: int, inputs: dict[str, list[int]], content: bytes | None = None) -> tuple[int, int]:
     """Run one job as the worker makes it. Returns the drawn id and the tokens that the cache supplied."""
-    jobs = Jobs({}, cast(Any, None), lambda: 0.0)
+    jobs = Jobs({}, cast(Any, None), lambda: 0.0, cast(Any, None))
     request: Any = SimpleNamespace(handle=Handle(handle), salt=b"", sound=Sound())
     task: Any = SimpleNamespace(node=SimpleNamespace(spec=TAGGED, attend=None), edges=frozenset(("token",)))
     tensors = {port: torch.tensor(values) for port, values in inputs.items()}
