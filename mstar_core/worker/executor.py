@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.graph.compile.compiled import CompiledTask
+    from mstar_core.worker.state.stream_inbox import StreamInbox
 
 log = logging.getLogger(__name__)
 
@@ -748,8 +749,6 @@ class Executor:
         self, request: WorkerRequest, run: ActiveRun, state: StreamWalk, chunk: Chunk, items: Tensor
     ) -> None:
         """Run the task of a stream loop on a chunk."""
-        if state.task.node.spec.name == self.playing_node:
-            self.playback.took(request.sound, self._streams.inbox(request, state.stream), chunk.stop)
         task, entry = state.task, ChunkJob(request, run, state.count, SpanTotal(), self._clock())
         inputs, numbers = run.fixed
         inputs, numbers = {**inputs, state.chunk_port: items}, numbers | state.numbers(chunk)
@@ -936,7 +935,9 @@ class Executor:
         self._outbox.output(request.handle, request.emitted, port, modality, narrow, dict(meta), skipped)
         request.emitted += 1
 
-    def _chunk(self, request: WorkerRequest, waiting: WaitingChunk, popped: tuple[Chunk, Tensor] | None) -> None:
+    def _chunk(
+        self, request: WorkerRequest, waiting: WaitingChunk, inbox: StreamInbox, popped: tuple[Chunk, Tensor] | None
+    ) -> None:
         """Hand a chunk, or the end of the stream, to the walk that waits."""
         run, address, iteration = waiting.run, waiting.address, waiting.iteration
         if popped is not None:
@@ -945,12 +946,14 @@ class Executor:
             self._carry_out(request, run, run.state.stream_ended(address, iteration))
             return
         chunk, items = popped
+        if isinstance(run.state, StreamWalk) and run.state.count < run.left_out:
+            run.state.numbers(chunk)
+            self._await_chunk(request, run, run.state)
+            return
+        if node_at(run.share.walk, address) == self.playing_node:
+            self.playback.took(request.sound, inbox, chunk.stop)
         if isinstance(run.state, StreamWalk):
-            if run.state.count < run.left_out:
-                run.state.numbers(chunk)
-                self._await_chunk(request, run, run.state)
-            else:
-                self._fire_chunk(request, run, run.state, chunk, items)
+            self._fire_chunk(request, run, run.state, chunk, items)
             return
         run.values[Key(address, "$chunk", iteration)] = items
         run.flags.clear()

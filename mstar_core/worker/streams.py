@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.base import Handle
 
-Deliver = Callable[[WorkerRequest, WaitingChunk, "tuple[Chunk, Tensor] | None"], None]
-"""Called with the next chunk for a waiting walk, or None after the end of the stream."""
+Deliver = Callable[[WorkerRequest, WaitingChunk, StreamInbox, "tuple[Chunk, Tensor] | None"], None]
+"""Called with the next chunk of a stream for a waiting walk, or None after its end."""
 
 
 class Streams:
@@ -125,7 +125,7 @@ class Streams:
                     self.held[request.handle, name] = request
                 return
             del request.waiting[name]
-            self._deliver(request, waiting, popped)
+            self._deliver(request, waiting, inbox, popped)
 
 
 def sent_items(request: WorkerRequest) -> dict[str, int]:

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -40,7 +41,7 @@ from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, 
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_core.worker.state.first_sound import MOST_WAIT_S, FirstSounds
-from mstar_core.worker.state.playback import Playback
+from mstar_core.worker.state.playback import Playback, Sound
 from mstar_core.worker.state.request import ChunkJob, SpanTotal
 from tests.fakes.speech_model import Utf8
 from tests.fakes.virtual_gpu import HostCosts, VirtualGpu, put_on_gpu
@@ -66,14 +67,18 @@ class Params:
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of speech models. item_s: sound of an item. step_s: time of the step that gives it."""
+    """A family of speech models. item_s: sound of an item. step_s: time of the step that gives it.
+
+    has_state: whether the codec's loop carries a state, which a walk before it begins.
+    """
 
     chunk: ChunkPolicy
     item_s: float
     step_s: float = FRAME_S
+    has_state: bool = False
 
 
-FRAMES = Kind(LeftContext(8, 0, first=1, grows=True), 0.08)
+FRAMES = Kind(LeftContext(8, 0, first=1, grows=True), 0.08, has_state=True)
 """Qwen3-TTS: a piece of one frame, then of 2, 4 and 8."""
 
 WINDOWS = Kind(SlidingWindow(28, 7), 0.08 / 7, 0.0024)
@@ -88,6 +93,10 @@ def codec(request: ProgramRequest) -> ProgramGenerator:
     yield Run("sound")
 
 
+def codec_with_state(request: ProgramRequest) -> ProgramGenerator:
+    yield [Run("begin", fresh=request.inputs["fresh"]), Run("sound")]
+
+
 def spec_of(kind: Kind) -> ModelSpec:
     speaker = NodeSpec(
         name="Talker",
@@ -97,10 +106,19 @@ def spec_of(kind: Kind) -> ModelSpec:
         sampling=Sampling(port="code", vocab=VOCAB),
         sequence=("tokens", "code"),
     )
-    vocoder = NodeSpec(name="codec", engine=STATELESS, ports={"codes": "i64[n]", "pcm": "f32[s]"}, batch_key=("codes",))
+    vocoder = NodeSpec(
+        name="codec",
+        engine=STATELESS,
+        ports={"fresh": "i64[1]", "codes": "i64[n]", "state": "f32[1]", "pcm": "f32[s]"},
+        batch_key=("fresh", "codes"),
+    )
     codes = Stream("codes", into=(vocoder, "codes"), chunk=kind.chunk)
     give = (StreamingGraphEdge("code", codes),)
-    sound = GraphNode(vocoder, ("codes",), (GraphEdge("pcm", CLIENT, modality="audio"),))
+    heard = (GraphEdge("pcm", CLIENT, modality="audio"),)
+    state = {"state": "state"} if kind.has_state else {}
+    sound = {"sound": Loop("chunks", GraphNode(vocoder, ("codes", *state), heard), over=codes, carry=state)}
+    begin = {"begin": GraphNode(vocoder, ("fresh",))} if kind.has_state else {}
+    program = codec_with_state if kind.has_state else codec
     return ModelSpec(
         name="speaker",
         title="Speaker",
@@ -119,7 +137,7 @@ def spec_of(kind: Kind) -> ModelSpec:
                     "speak": Loop("speak", GraphNode(speaker, ("code",), give), carry={"code": "code"}),
                 },
             ),
-            Partition(name="Codec", program=codec, walks={"sound": Loop("chunks", sound, over=codes)}),
+            Partition(name="Codec", program=program, walks={**begin, **sound}),
         ),
     )
 
@@ -128,7 +146,8 @@ class Processor:
     """Reads every text as 24 ids."""
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        return Inputs(arrays={"tokens": np.ones(24, dtype=np.int64)}, prompt_tokens=24)
+        arrays = {"tokens": np.ones(24, dtype=np.int64), "fresh": np.zeros(1, dtype=np.int64)}
+        return Inputs(arrays=arrays, prompt_tokens=24)
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         return output.tobytes(), {}
@@ -170,11 +189,18 @@ class Codec(nn.Module):
         super().__init__()
         self._gpu, self._kind = gpu, kind
 
-    def forward(self, codes: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, codes: Tensor | None = None, state: Tensor | None = None, fresh: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        if codes is None:
+            assert fresh is not None
+            self._gpu.note(1e-5)
+            return {"state": torch.zeros(len(fresh), 1)}
         count, items = codes.shape
         self._gpu.note(PIECE_S + PIECE_FRAME_S * items + PIECE_STREAM_S * (count - 1))
         made = self._kind.chunk.stride if isinstance(self._kind.chunk, SlidingWindow) else items
-        return {"pcm": torch.zeros(count, FRAME_VALUES * made)}
+        pcm = torch.zeros(count, FRAME_VALUES * made)
+        return {"pcm": pcm} if state is None else {"pcm": pcm, "state": state}
 
 
 @dataclass
@@ -296,7 +322,8 @@ def test_no_step_waits_for_a_first_sound_that_is_late_or_while_a_stream_runs_dry
     clock, left = FakeClock(10.0), [math.inf]
     playback = Playback(rate=100.0, clock=clock)
     playback.piece_s = 0.01
-    piece = ChunkJob(cast("Any", None), cast("Any", None), 0, SpanTotal(), since=10.0)
+    request = SimpleNamespace(sound=Sound(taken=1, taken_at=10.0))
+    piece = ChunkJob(cast("Any", request), cast("Any", None), 0, SpanTotal())
     first = FirstSounds(
         "codec", ["Talker"], playback, lambda: 1, lambda loop: 1, Slack(lambda: left[0]), most_requests=1
     )

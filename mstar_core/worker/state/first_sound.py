@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.slack import Slack
-from mstar_core.worker.state.request import ChunkJob, LoopJob, MoveJob
+from mstar_core.worker.state.request import LoopJob, MoveJob
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import JobKey
@@ -76,7 +76,8 @@ class FirstSounds:
                 steps = sum([key in each for each in carried])
                 waits = steps > 0 and node in self.feeders and self._decides(entry, steps)
             else:
-                waits = name == self.node and type(entry) is ChunkJob and now - entry.since < MOST_WAIT_S
+                sound = entry.request.sound
+                waits = name == self.node and sound.taken > 0 and now - sound.taken_at < MOST_WAIT_S
             if waits:
                 self.slack.is_holding = True
                 return True
