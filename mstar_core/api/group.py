@@ -1,15 +1,15 @@
 """The answers of one request: each runs as its own request, and the first failure cancels all of them.
 
-Created by routes with `n`, several prompts, or text that arrives while it is spoken. Item 0 has the client's id. The
-other ids end in a slash and their number, which clients cannot send.
+Created by routes with `n`, several prompts, text that arrives while it is spoken, or a request in parts. Item 0 has the
+client's id. The other ids end in a slash and their number, which clients cannot send.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from mstar_core.api.handover.delivery import DONE
 from mstar_core.api.handover.recording import Units
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
-from mstar_core.api.preprocess.pool import SharedInputs
+from mstar_core.api.preprocess.parts import PartInputs
+from mstar_core.api.preprocess.pool import InputSource, SharedInputs
 from mstar_core.api.requests.registry import MAX_SEED
 from mstar_core.api.service import Completion, Service, Session
 from mstar_core.errors import Overloaded
@@ -39,7 +40,10 @@ class GroupPart:
 
 
 class Group:
-    """Items that run concurrently. Read `pieces` to the end; `done` then holds the completion of each item."""
+    """Items that run concurrently. Read `pieces` to the end; `done` then holds the completion of each item.
+
+    begun: result is None once the first item runs, or the error that an item met before.
+    """
 
     def __init__(
         self,
@@ -50,10 +54,12 @@ class Group:
         workers: int,
         *,
         is_growing: bool = False,
+        parts: PartInputs | None = None,
     ) -> None:
         """calls: one for each item, `count` for each prompt. workers: items that run at once.
 
-        is_growing: more calls come with `run_arriving`.
+        is_growing: more calls come with `run_arriving` or `run_parts`. parts: inputs of the items, which are the parts
+        of one request: their outputs come in order, and a text goes on from item to item.
         """
         self.calls = list(calls)
         self._count = count
@@ -64,7 +70,12 @@ class Group:
         self._delivery = exchange.delivery
         self._shared: dict[int, SharedInputs] = {}
         self._queue: asyncio.Queue[GroupPart | Exception | None] = asyncio.Queue(PIECES * workers)
-        self._left = iter(range(len(calls)))
+        self._left: Iterator[int] = iter(range(len(calls)))
+        self._parts = parts
+        self._held: dict[int, list[GroupPart]] = {}
+        self._turn = 0
+        self._grown = asyncio.Event()
+        self.begun: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._is_growing = is_growing
 
     @property
@@ -110,12 +121,26 @@ class Group:
             if piece is None:
                 self._is_growing = False
                 continue
-            if piece.done is not None:
-                self.done[piece.index] = piece.done
-            if self._delivery is not None:
-                self._delivery.sends(piece.index, piece.units)
-            yield piece
-            self._written()
+            for ready in self._ready(piece):
+                if ready.done is not None:
+                    self.done[ready.index] = ready.done
+                if self._delivery is not None:
+                    self._delivery.sends(ready.index, ready.units)
+                yield ready
+                self._written()
+
+    def _ready(self, piece: GroupPart) -> list[GroupPart]:
+        """Return what may go out once a part has arrived. In order, a part waits for the ends of earlier items."""
+        if self._parts is None:
+            return [piece]
+        ready = list[GroupPart]()
+        self._held.setdefault(piece.index, []).append(piece)
+        while held := self._held.pop(self._turn, []):
+            ready += held
+            if held[-1].done is None:
+                break
+            self._turn += 1
+        return ready
 
     def _written(self) -> None:
         if self._delivery is not None:
@@ -154,11 +179,51 @@ class Group:
         else:
             await self._queue.put(None)
 
+    async def run_parts(self, at_once: int) -> None:
+        """Run the parts of the request as items. Others than the first run while there are places for them.
+
+        The first has a place, in which all the others would run one after the other.
+        """
+        assert self._parts is not None
+        first = asyncio.create_task(self._run_first())
+        try:
+            count = await self._parts.count
+            self.calls += [item_of(self.calls[0], index, 0) for index in range(1, count)]
+            self._left = iter(range(1, count))
+            self._grown.set()
+            await self._queue.put(None)
+            await asyncio.gather(first, *(self._run_beside() for _ in range(min(at_once, count) - 1)))
+        finally:
+            first.cancel()
+            await asyncio.wait({first})
+
+    async def _run_first(self) -> None:
+        try:
+            with self._service.admission.place(self._exchange.key) as place:
+                if await self._has_run(0, place):
+                    await self._grown.wait()
+                    await self._run_further(place)
+        except Overloaded as error:
+            await self._queue.put(error)
+
+    async def _run_beside(self) -> None:
+        """Run parts once there is a place, none if the deployment has no more."""
+        with suppress(Overloaded), self._service.admission.place(self._exchange.key) as place:
+            await place.run()
+            await self._run_further(place)
+
+    async def _run_further(self, place: Place) -> None:
+        for index in self._left:
+            if not await self._has_run(index, place):
+                return
+
     async def _has_run(self, index: int, place: Place | None, started: float | None = None) -> bool:
         """Run one item to its end. A failure goes through the queue as well, and `pieces` raises it."""
         try:
             await self._run(index, place, self._exchange.started if started is None else started)
         except Exception as error:  # noqa: BLE001 isolation boundary: one item
+            if not self.begun.done():
+                self.begun.set_result(error)
             raw = self.calls[index].raw
             await self._queue.put(error if raw is None else raw.renamed(error))
             return False
@@ -168,10 +233,16 @@ class Group:
         """Free the shared inputs after all items have ended."""
         for shared in self._shared.values():
             shared.close()
+        if self._parts is not None:
+            self._parts.close()
 
     async def _run(self, index: int, place: Place | None, started: float) -> None:
         exchange = self._exchange
-        shared = self._shared.setdefault(index // self._count, SharedInputs())
+        shared: InputSource
+        if self._parts is not None:
+            shared = self._parts.item(index)
+        else:
+            shared = self._shared.setdefault(index // self._count, SharedInputs())
         async with self._service.open(
             self.calls[index],
             key=exchange.key,
@@ -181,8 +252,11 @@ class Group:
             item=index,
             adapter=exchange.adapter,
             place=place,
+            goes_on=self._parts is not None and index > 0,
         ) as session:
             self.sessions[index] = session
+            if not self.begun.done():
+                self.begun.set_result(None)
             async for chunks in session.chunks():
                 if chunks:
                     await self._queue.put(GroupPart(index=index, chunks=chunks, units=session.units))
@@ -228,6 +302,21 @@ async def open_arriving(exchange: Exchange, calls: AsyncIterator[ParsedRequest])
     exchange.check_open()
     group = Group(exchange.service, [], exchange, 1, 1, is_growing=True)
     async with _working(group, [group.run_arriving(calls)]):
+        yield group
+
+
+@asynccontextmanager
+async def open_parts(exchange: Exchange, call: ParsedRequest, at_once: int) -> AsyncIterator[Group]:
+    """Run the parts into which the processor divides a request, up to `at_once` side by side, in order.
+
+    Raises Overloaded before anything runs if no part can be admitted, and errors of processing.
+    """
+    exchange.check_open()
+    group = Group(exchange.service, [call], exchange, 1, at_once, is_growing=True, parts=PartInputs())
+    async with _working(group, [group.run_parts(at_once)]):
+        error = await group.begun
+        if error is not None:
+            raise error
         yield group
 
 

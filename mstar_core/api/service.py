@@ -32,7 +32,7 @@ from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import LiveText, ParsedRequest
 from mstar_core.api.preprocess.grammar_checks import GrammarChecks
-from mstar_core.api.preprocess.pool import Pool, Read, SharedInputs
+from mstar_core.api.preprocess.pool import InputSource, Pool, Read
 from mstar_core.api.requests.background import BackgroundRuns
 from mstar_core.api.requests.open_sessions import OpenSessions
 from mstar_core.api.requests.record import SavedLoops
@@ -53,7 +53,7 @@ from mstar_core.messages.requests import GrowingInput, NewRequest, RequestFinish
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.params import lowered_warnings
-from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
+from mstar_core.plugin.processor import ContinuingDetokenizer, Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import LOGPROBS, PARTIAL_IMAGE, PROGRESS, Text
 from mstar_core.process.system import give_back_freed_memory
@@ -373,11 +373,12 @@ class Service:
         *,
         key: str,
         started: float,
-        shared: SharedInputs | None = None,
+        shared: InputSource | None = None,
         delivery: Delivery | None = None,
         item: int | None = None,
         adapter: int = 0,
         place: Place | None = None,
+        goes_on: bool = False,
         is_continued: bool = False,
         saved_before: SavedLoops | None = None,
         on_saved: Callable[[Saved], None] | None = None,
@@ -386,8 +387,8 @@ class Service:
 
         shared: inputs shared by the items of one request. delivery, item: see `Session`. adapter: number of its LoRA
         adapter, 0 without one. place: of a caller that runs several requests one after the other; None takes one for
-        this request. is_continued: an earlier api has accepted it. saved_before: states of its loops that it has kept.
-        on_saved: called with states that its loops save.
+        this request. goes_on: its text follows that of another item. is_continued: an earlier api has accepted it.
+        saved_before: states of its loops that it has kept. on_saved: called with states that its loops save.
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
@@ -427,6 +428,8 @@ class Service:
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 await self._begin(call, live, inputs, refs, talk)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
+                if goes_on and isinstance(detokenizer, ContinuingDetokenizer):
+                    detokenizer.go_on()
                 record = None
                 if talk is not None and detokenizer is not None and not call.reads_only:
                     detokenizer = answer = AnswerRecord(detokenizer)
@@ -495,7 +498,7 @@ class Service:
         call: ParsedRequest,
         place: Place,
         live: LiveRequest,
-        shared: SharedInputs | None,
+        shared: InputSource | None,
         session: ClientSession | None,
     ) -> Inputs:
         prompt = self.prompt_of(call)

@@ -64,6 +64,10 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strips = strips_space
 
+    def go_on(self) -> None:
+        """Keep a first space: the text follows another one."""
+        self._strips = False
+
     def push(self, ids: Sequence[int]) -> str:
         """Return the characters that these ids complete."""
         text = self._decoder.decode(b"".join(map(self._bytes_of, ids)))

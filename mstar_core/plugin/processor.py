@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -143,6 +143,18 @@ def content_key(*parts: bytes | str | float | bool | None) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputPart:
+    """A part of a request that can run as a request of its own, such as a window of a recording.
+
+    spans: by walk input name, first entry of its array and end, along the first axis; others are whole. facts: in place
+    of those of the request.
+    """
+
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """Result of `process_prompt`. arrays: by walk input name. prompt_tokens: tokens that the language model reads.
 
@@ -155,6 +167,8 @@ class Inputs:
     `keeps_media`. Optional: without them each request decodes its images.
     needs_ids: of a text that arrives, the number of ids without which the request cannot begin. The processor is called
     again once so many are known or the text has ended, and the other fields are ignored.
+    parts: in order, of a request whose parts may run side by side, see `ModelSpec.at_once`. The other fields describe
+    the whole request, which runs undivided on routes that join no answers.
     """
 
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -169,6 +183,16 @@ class Inputs:
     heard_s: float = 0.0
     kept: Mapping[int, KeptMedia] = field(default_factory=dict)
     needs_ids: int = 0
+    parts: Sequence[InputPart] = ()
+
+    def part(self, index: int) -> Inputs:
+        """Return the inputs of a part, or these if there are none. What the whole request used counts for the first."""
+        if not self.parts:
+            return self
+        part = self.parts[index]
+        cut = {name: self.arrays[name][first:end] for name, (first, end) in part.spans.items()}
+        own = self if index == 0 else replace(self, usage={}, heard_s=0.0, warnings=())
+        return replace(own, arrays={**self.arrays, **cut}, facts={**self.facts, **part.facts}, parts=())
 
     def plain_params(self, params: Any) -> dict[str, Any]:
         """Return the parameters as sent to the conductor: those returned by the processor, with its output limit.
@@ -191,6 +215,14 @@ class Detokenizer(Protocol):
     def push(self, ids: Sequence[int]) -> str: ...
 
     def flush(self) -> str: ...
+
+
+@runtime_checkable
+class ContinuingDetokenizer(Detokenizer, Protocol):
+    """A detokenizer that changes the begin of a text, such as one that strips a space."""
+
+    def go_on(self) -> None:
+        """Leave the begin as it is: the text follows another one. Called before the first `push`."""
 
 
 class Processor(Protocol):

@@ -99,6 +99,8 @@ class ModelSpec:
     make_samples: target "pkg.mod:function" that makes `SampleInputs` to send at once; None makes them from
     the first sample.
     unresumable: requests that end with an error if their worker dies; all others go on when it is back.
+    at_once: name of the parameter that says how many parts of a request run side by side, see `Inputs.parts`. Empty
+    for a model whose requests have none.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.
     """
@@ -135,6 +137,7 @@ class ModelSpec:
     mini_world: str = ""
     mini_config: str = ""
     unresumable: tuple[Unresumable, ...] = ()
+    at_once: str = ""
     misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     max_seq_len: int = 8192

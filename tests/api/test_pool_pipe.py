@@ -21,7 +21,7 @@ from mstar_core.api.preprocess.process import Note, ProcessorProcess, checked
 from mstar_core.errors import BadMedia, RequestError, TooLarge
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media.limits import MediaLimits
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import InputPart, Inputs, MediaPart, PromptRequest, SegmentInputs
 from tests.api.test_pool import pool_of
 
 MIB = 1 << 20
@@ -178,6 +178,7 @@ def test_the_api_gets_inputs_and_errors_of_its_own_types(ends: tuple[PoolPipe, P
         arrays={"ids": ids, "none": np.zeros((0, 3), "<f4"), "one": np.zeros(())},
         segments=[SegmentInputs(kind="text", arrays={"x": ids[::2]}, length=3)],
         prompt_tokens=5,
+        parts=[InputPart(spans={"ids": (1, 3)}, facts={"part": 1})],
         params=dataclasses.replace(REQUEST.params, seed=7),
         metadata={"image": {"width": np.int64(4)}},
     )
@@ -191,6 +192,8 @@ def test_the_api_gets_inputs_and_errors_of_its_own_types(ends: tuple[PoolPipe, P
     assert inputs.params == dataclasses.replace(REQUEST.params, seed=7) and inputs.metadata == {"image": {"width": 4}}
     assert np.array_equal(inputs.arrays["ids"], ids) and inputs.arrays["none"].shape == (0, 3)
     assert inputs.arrays["one"].shape == () and np.array_equal(inputs.segments[0].arrays["x"], ids[::2])
+    part = inputs.part(0)
+    assert np.array_equal(part.arrays["ids"], ids[1:3]) and part.facts == {"part": 1} and not part.parts
     assert type(got) is TooLarge and (got.title, got.detail, got.hint, got.code) == ("long", "detail", "hint", "own")
     assert got.facts["allowed"] == [1, 2] and got.status == 413
 
@@ -246,6 +249,9 @@ def test_an_answer_creates_no_object_by_name() -> None:
         (("prompt", (REQUEST,)), (True, Inputs(warnings=(1,)))),  # type: ignore[arg-type]
         (("prompt", (REQUEST,)), (True, Inputs(metadata={"image": 1}))),  # type: ignore[dict-item]
         (("prompt", (REQUEST,)), (True, Inputs(segments=[SegmentInputs(kind="a", arrays={}, length="b")]))),  # type: ignore[arg-type]
+        (("prompt", (REQUEST,)), (True, Inputs(parts=[InputPart(spans={"x": (0, 1)})]))),
+        (("prompt", (REQUEST,)), (True, Inputs(arrays={"x": np.zeros(1)}, parts=[InputPart(spans={"x": (0, 1.5)})]))),  # type: ignore[dict-item]
+        (("prompt", (REQUEST,)), (True, Inputs(parts=(1,)))),  # type: ignore[arg-type]
         (("decode", (None, (), *REQUEST.media)), (True, [])),
         (("postprocess", (b"", "audio")), (True, (b"", {1: 2}))),
         (("recode", ()), (False, "error")),

@@ -20,3 +20,9 @@ def test_characters_come_when_they_are_complete(strips: bool, start: str) -> Non
 def test_ids_that_come_together_give_the_same_text() -> None:
     detokenizer = ByteDetokenizer(PIECES.__getitem__)
     assert detokenizer.push([0, 1, 2, 3, 4]) + detokenizer.flush() == " a€ b"
+
+
+def test_a_text_that_follows_another_one_keeps_its_first_space() -> None:
+    detokenizer = ByteDetokenizer(PIECES.__getitem__, strips_space=True)
+    detokenizer.go_on()
+    assert detokenizer.push([0, 4]) == " a b"

@@ -37,6 +37,7 @@ def spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
         ({"aliases": ("toy",)}, "two model names called 'toy'"),
         ({"samples": (Sample(name="x", params={"temprature": 1}),)}, "unknown parameter 'temprature'"),
         ({"params": Elsewhere}, "maps route 'transcriptions'"),
+        ({"at_once": "batch_sise"}, "at_once names no parameter: 'batch_sise'"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_told(spec: ModelSpec, change: dict[str, object], said: str) -> None:

@@ -21,7 +21,7 @@ from mstar_core import errors
 from mstar_core.errors import MstarError, PluginError, RequestError
 from mstar_core.plugin.chat.turns import Tool, ToolCall, ToolChoice, Turn
 from mstar_core.plugin.media.limits import MediaLimits
-from mstar_core.plugin.processor import Inputs, KeptMedia, MediaPart, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import InputPart, Inputs, KeptMedia, MediaPart, PromptRequest, SegmentInputs
 from mstar_core.targets import load_target
 
 INLINE_BYTES: Final = 256
@@ -45,6 +45,7 @@ FORMS: Final[Mapping[str, type]] = {
         KeptMedia,
         MediaLimits,
         Inputs,
+        InputPart,
         SegmentInputs,
     )
 }

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
@@ -434,6 +434,13 @@ def number_within(media: Sequence[MediaPart], place: int) -> int:
 
 
 Read = Callable[[PromptRequest], Awaitable[Inputs]]
+
+
+class InputSource(Protocol):
+    """Inputs of an item among several of one request, whose prompt is processed once."""
+
+    async def of(self, prompt: PromptRequest, read: Read) -> Inputs:
+        """Return the inputs of the item. Raises the error of processing."""
 
 
 class SharedInputs:

@@ -16,7 +16,7 @@ from mstar_core.api.preprocess.child import Answer, JobCall, serve
 from mstar_core.api.preprocess.forms import InvalidForm, restored
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.errors import BadMedia, MstarError, PluginError, StartError
-from mstar_core.plugin.processor import Inputs, KeptMedia, MediaPart, SegmentInputs
+from mstar_core.plugin.processor import InputPart, Inputs, KeptMedia, MediaPart, SegmentInputs
 
 START_S: Final = 300.0
 
@@ -201,7 +201,25 @@ def _is_whole(inputs: Inputs) -> bool:
         and type(inputs.needs_ids) is int
         and isinstance(inputs.kept, dict)
         and all(type(number) is int and _is_kept(kept) for number, kept in inputs.kept.items())
+        and isinstance(inputs.parts, list | tuple)
+        and all(_is_part(part, inputs) for part in inputs.parts)
     )
+
+
+def _is_part(value: Any, inputs: Inputs) -> bool:
+    return (
+        isinstance(value, InputPart)
+        and isinstance(value.facts, dict)
+        and isinstance(value.spans, dict)
+        and all(name in inputs.arrays and _is_span(span) for name, span in value.spans.items())
+    )
+
+
+def _is_span(value: Any) -> bool:
+    match value:
+        case (int(), int()):
+            return True
+    return False
 
 
 def _is_segment(value: Any) -> bool:

@@ -11,6 +11,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.exchange import Exchange, streaming
 from mstar_core.api.http.body import Form, UploadedFile, check_size, read_form
 from mstar_core.api.http.strict_json import parse_object
+from mstar_core.api.joined import RunningRequest, open_request
 from mstar_core.api.output.line_formats import (
     BINARY,
     FRAMES,
@@ -27,7 +28,7 @@ from mstar_core.api.parse.params import ParsedRequest, check_order, check_output
 from mstar_core.api.parse.tools import ChatOptions, read_effort
 from mstar_core.api.routes.fields import check_name, check_session, json_or_text, rules_of, typed
 from mstar_core.api.schema import GenerateRequest
-from mstar_core.api.service import Completion, Session
+from mstar_core.api.service import Completion
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin.params import parse_bool
 from mstar_core.plugin.processor import MediaPart
@@ -59,9 +60,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
         call = dataclasses.replace(call, outputs=(*call.outputs, *(kind for kind, is_made in told if is_made)))
-    async with service.open(
-        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
-    ) as session:
+    async with open_request(exchange, call) as session:
         exchange.warn(session.warnings)
         if options.is_streamed:
             await _stream(exchange, session, options)
@@ -161,7 +160,7 @@ def _media(files: Sequence[UploadedFile]) -> list[MediaPart]:
     return [part_of_upload("files", file) for file in files]
 
 
-async def _whole(exchange: Exchange, session: Session, options: GenerateOptions) -> HTTPResponse:
+async def _whole(exchange: Exchange, session: RunningRequest, options: GenerateOptions) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
     exchange.warn(done.warnings)
@@ -180,7 +179,7 @@ async def _whole(exchange: Exchange, session: Session, options: GenerateOptions)
     return exchange.json(body)
 
 
-async def _stream(exchange: Exchange, session: Session, options: GenerateOptions) -> None:
+async def _stream(exchange: Exchange, session: RunningRequest, options: GenerateOptions) -> None:
     form = options.form
 
     async with streaming(exchange, form.content_type):
@@ -199,12 +198,12 @@ async def _stream(exchange: Exchange, session: Session, options: GenerateOptions
             await exchange.write(b"", form.content_type)
 
 
-def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes:
+def _start_line(exchange: Exchange, session: RunningRequest, form: LineFormat) -> bytes:
     facts = {"request_id": exchange.request_id, "seed": session.call.seed, "model": exchange.served_name}
     return form.line("start", b"", facts)
 
 
-def _done_line(session: Session, done: Completion, form: LineFormat) -> bytes:
+def _done_line(session: RunningRequest, done: Completion, form: LineFormat) -> bytes:
     usage = native_usage(done.usage, session.encoder, done.times_ms)
     return form.line(
         "done", b"", {"finish_reason": done.finish_reason, "usage": usage, "warnings": list(done.warnings)}

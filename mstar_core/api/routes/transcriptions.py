@@ -10,6 +10,7 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.exchange import PING, Exchange, event, streaming
 from mstar_core.api.http.body import UploadedFile
+from mstar_core.api.joined import RunningRequest, open_request
 from mstar_core.api.output.kept_events import EVENTS
 from mstar_core.api.output.transcript import Transcript
 from mstar_core.api.parse.media import part_of_upload
@@ -23,7 +24,6 @@ from mstar_core.api.schema import (
     TranslationRequest,
     Usage,
 )
-from mstar_core.api.service import Session
 from mstar_core.errors import RequestError
 from mstar_core.families.languages import LANGUAGES
 from mstar_core.plugin.processor import MediaPart
@@ -56,9 +56,7 @@ async def _answer(
     _check_form(service.model, body)
     call = _call(exchange, body, rest, file)
     exchange.keep_events(EVENTS if body.stream else None)
-    async with service.open(
-        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
-    ) as session:
+    async with open_request(exchange, call) as session:
         exchange.warn(session.warnings)
         if not body.stream:
             return await _whole(exchange, session, body)
@@ -120,7 +118,7 @@ def instruction(spec: ModelSpec, body: TranscriptionRequest, route: str = "trans
     return "\n".join(part for part in (words, prompt) if part) or None
 
 
-async def _whole(exchange: Exchange, session: Session, body: TranscriptionRequest) -> HTTPResponse:
+async def _whole(exchange: Exchange, session: RunningRequest, body: TranscriptionRequest) -> HTTPResponse:
     parts, transcript = list[bytes](), Transcript()
     async for ready in session.chunks():
         parts += [chunk.data for chunk in ready if chunk.modality == "text"]
@@ -143,7 +141,7 @@ async def _whole(exchange: Exchange, session: Session, body: TranscriptionReques
             return exchange.whole(transcript.subtitles(form).encode(), SUBTITLES[form])
 
 
-async def _stream(exchange: Exchange, session: Session) -> None:
+async def _stream(exchange: Exchange, session: RunningRequest) -> None:
     text = ""
     async with streaming(exchange):
         async for ready in session.chunks():

@@ -88,6 +88,9 @@ def _params(spec: ModelSpec) -> Iterator[MstarError]:
     except MstarError as error:
         yield error
         return
+    if spec.at_once and spec.at_once not in {item.name for item in specs}:
+        hint = did_you_mean(spec.at_once, [item.name for item in specs])
+        yield PluginError(f"{spec.name}: at_once names no parameter: {spec.at_once!r}", hint=hint, phase="params")
     for item in specs:
         if not item.doc:
             yield PluginError(

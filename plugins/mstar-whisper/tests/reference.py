@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.runtime import LocalRuntime, RuntimeSettings
-from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_whisper.checkpoint.config import RATE, WhisperConfig, read_config
 from mstar_whisper.plugin import whisper
 from mstar_whisper.processor import Processor
@@ -84,10 +85,16 @@ class Reference:
 class Served:
     """This plugin over a checkpoint, in one process."""
 
-    def __init__(self, folder: Path, settings: RuntimeSettings | None = None, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: RuntimeSettings | None = None,
+        ranks: int = 1,
+        processor: type[Processor] = Processor,
+    ) -> None:
         self.folder = folder
         self.config: WhisperConfig = read_config(folder)
-        self.processor = Processor(folder, {})
+        self.processor = processor(folder, {})
         self.runtime = LocalRuntime(
             whisper(self.config), folder, settings or RuntimeSettings(), processor=self.processor, ranks=ranks
         )
@@ -103,6 +110,26 @@ class Served:
         """Return the ids of one recording."""
         (answer,) = self.ask(sound, **params)
         return ids_of(answer)
+
+    def parts(self, sound: np.ndarray, count: int, **params: Any) -> list[RequestOutcome]:
+        """Transcribe `count` parts of a recording together, as the api does. Needs the processor `InParts`."""
+        base = SampleRequest(
+            order=[("audio", 0)],
+            outputs=("text", "segments"),
+            params={"fallback": False, "batch_size": count, **params},
+            media=(wav(sound),),
+            name="part",
+        )
+        answers = self.runtime.ask(*(replace(base, seed=number) for number in range(count)))
+        assert all(answer.status == "finished" for answer in answers), [answer.cause for answer in answers]
+        return answers
+
+    def joined(self, answers: Sequence[RequestOutcome]) -> list[dict[str, Any]]:
+        """Return the segments of answers, in order."""
+        records = [array for answer in answers for array in answer.of("segments")]
+        return [
+            each for one in records for each in json.loads(self.processor.postprocess(one, "segments")[0])["segments"]
+        ]
 
     def segments(self, sound: np.ndarray, **params: Any) -> dict[str, Any]:
         """Return the joined segments of one recording."""
@@ -121,6 +148,13 @@ class Served:
             name="file", order=[("audio", 0)], outputs=("text",), params={"language": "en"}, media=(part,)
         )
         return self.processor._tokens.text(ids_of(self.runtime.ask(request)[0]))
+
+
+class InParts(Processor):
+    """A processor whose request is the part that its seed names."""
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        return super().process_prompt(request).part(request.seed)
 
 
 def ids_of(answer: RequestOutcome) -> list[int]:

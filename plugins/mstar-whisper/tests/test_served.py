@@ -6,10 +6,14 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+import soundfile
 
 from mstar_core.config.resolved import KVCacheConfig
+from mstar_whisper.checkpoint.config import RATE
+from mstar_whisper.checkpoint.shipped import FOLDER
 from tests.runtime.deployment import Deployment, Served
 
 from .reference import melody, wav
@@ -80,11 +84,48 @@ def test_a_stream_without_fallback_comes_id_by_id(client: openai.OpenAI) -> None
     assert len(deltas) > 1 and "".join(deltas).strip() == events[-1].text  # type: ignore[union-attr]
 
 
+def spoken() -> Any:
+    """Return sentences with silence between them."""
+    sentence, rate = soundfile.read(FOLDER / "sentence.wav", dtype="float32")
+    assert rate == RATE
+    file = io.BytesIO(wav(np.tile(np.concatenate([np.zeros(RATE, np.float32), sentence]), 3)).data)
+    file.name = "speech.wav"
+    return file
+
+
+SIDE_BY_SIDE: dict[str, Any] = {**CALM, "batch_size": "4"}
+
+
+def test_windows_side_by_side_are_one_transcript(client: openai.OpenAI) -> None:
+    answer = client.audio.transcriptions.create(
+        model="whisper", file=spoken(), language="en", response_format="verbose_json", extra_body=SIDE_BY_SIDE
+    )
+    segments = answer.segments or []
+    starts = [each.start for each in segments]
+    assert len(segments) >= 6 and starts == sorted(starts) and starts[0] > 0.5 and starts[-1] > 8
+    assert [each.id for each in segments] == list(range(len(segments)))
+    assert answer.text == "".join(each.text for each in segments).strip()
+    events = client.audio.transcriptions.create(
+        model="whisper", file=spoken(), language="en", stream=True, extra_body=SIDE_BY_SIDE
+    )
+    *deltas, done = list(events)
+    assert len(deltas) > 6 and "".join(event.delta for event in deltas).strip() == done.text  # type: ignore[union-attr]
+
+
+def test_a_client_that_leaves_ends_all_windows(client: openai.OpenAI) -> None:
+    """The deployment must be clean at the end, see `client`."""
+    with client.audio.transcriptions.create(
+        model="whisper", file=spoken(), language="en", stream=True, extra_body={**SIDE_BY_SIDE, "ignore_eos": "true"}
+    ) as events:
+        assert next(iter(events)).type == "transcript.text.delta"
+
+
 def test_refusals_name_their_field(client: openai.OpenAI) -> None:
     for fields, named in (
         ({"language": "klingon"}, "language"),
         ({"timestamp_granularities": ["word"]}, "timestamp_granularities"),
         ({"response_format": "srt", "stream": True}, "stream"),
+        ({"extra_body": {"batch_size": "0"}}, "batch_size"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             client.audio.transcriptions.create(model="whisper", file=sound(0.8), **fields)  # type: ignore[call-overload]

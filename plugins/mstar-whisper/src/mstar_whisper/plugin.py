@@ -63,6 +63,9 @@ class Params(TextSampling):
     logprob_threshold: float = param(-1.0, "least mean log-probability of a good text", le=0)
     no_speech_threshold: float = param(0.6, "probability above which a poor window is silence", ge=0, le=1)
     vad: bool = param(False, "window only the parts with speech, cut at pauses; needs mstarctl[realtime] on the server")
+    batch_size: int = param(
+        1, "windows of a recording decoded side by side, by voice activity as with vad; 1: one by one", ge=1, le=64
+    )
     condition_on_previous: bool = param(False, "read the text of earlier windows before each window")
     incremental: bool = param(False, "without fallback: emit ids one by one", openai="transcription:stream")
     max_output_tokens: int = param(448, "most ids of a window; cut to the context", ge=1, openai="max_tokens")
@@ -151,6 +154,7 @@ def whisper(config: WhisperConfig) -> ModelSpec:
         inputs=(Audio(rate=RATE), Text()),
         outputs=(Text(), Segments()),
         params=Params,
+        at_once="batch_size",
         routes=frozenset({"transcription", "translation"}),
         surfaces={"translation": Surface(params={"task": "translate"})},
         nodes=(spectrogram, encoder, decoder, memory, transcript),

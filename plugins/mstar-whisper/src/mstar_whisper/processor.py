@@ -15,14 +15,17 @@ from mstar_core.families.languages import LANGUAGES, language_code
 from mstar_core.plugin.media import read_sound
 from mstar_core.plugin.media.speech import speech_spans
 from mstar_core.plugin.model import checkpoint_folder
-from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
+from mstar_core.plugin.processor import Detokenizer, InputPart, Inputs, PromptRequest
 from mstar_whisper.checkpoint.config import HOP, RATE, read_config
 from mstar_whisper.text.record import segments_of
 from mstar_whisper.text.tokens import Tokens
-from mstar_whisper.windows import around
+from mstar_whisper.windows import Window, around
 
 LEAST: Final = 400
 """Samples of one frame: the shortest sound."""
+
+MARGIN: Final = 2
+"""Frames before and behind a part: a frame reads samples of its neighbours."""
 
 
 class Processor:
@@ -47,11 +50,16 @@ class Processor:
         if len(samples) < LEAST:
             detail = f"{len(samples)} samples at {RATE} Hz, at least {LEAST} are needed"
             raise BadMedia("the sound is too short", detail, "send at least 25 ms of sound", field="files")
+        params = request.params
+        if params.batch_size > 1 and params.condition_on_previous:
+            title = "windows that read the text of earlier ones cannot be decoded side by side"
+            raise RequestError(title, hint="omit batch_size or condition_on_previous", field="batch_size")
+        windows = self._windows(samples) if params.vad or params.batch_size > 1 else None
         prompt = self._prompt(" ".join(filter(None, (request.params.prompt, request.text))))
         facts = {
             **self._config.facts(),
             "frames": max(self._config.frames, len(samples) // HOP),
-            "windows": self._windows(samples) if request.params.vad else None,
+            "windows": windows,
             "prompt": prompt,
             "language": self._language(request.params.language) if self._config.ids.languages else 0,
         }
@@ -63,6 +71,7 @@ class Processor:
             prompt_tokens=len(prompt) + 4,
             usage={"audio_seconds": int(np.ceil(seconds))},
             metadata={"segments": {"duration": round(seconds, 3)}},
+            parts=[self._part(window) for window in windows or ()] if params.batch_size > 1 else (),
         )
 
     def postprocess(self, output: npt.NDArray[Any], modality: str) -> tuple[bytes, dict[str, Any]]:
@@ -79,6 +88,18 @@ class Processor:
 
     def _windows(self, samples: npt.NDArray[np.float32]) -> list[tuple[int, int]]:
         return around([(start // HOP, end // HOP) for start, end in speech_spans(samples, "vad")], self._config.frames)
+
+    def _part(self, window: Window) -> InputPart:
+        """Return a window as a recording of its own, with a margin for the frames at its ends."""
+        first, count = window
+        margin = min(first, MARGIN)
+        offset = first - margin
+        facts = {
+            "offset": offset,
+            "frames": max(self._config.frames, margin + count),
+            "windows": [(margin, count)],
+        }
+        return InputPart(spans={"pcm": (offset * HOP, (first + count + MARGIN) * HOP)}, facts=facts)
 
     def _language(self, language: str | None) -> int | None:
         if language is None:

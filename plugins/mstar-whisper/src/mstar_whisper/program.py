@@ -101,7 +101,8 @@ def _temperatures(params: Any) -> tuple[float, ...]:
 
 def _is_timed(request: ProgramRequest) -> bool:
     facts = request.facts
-    return bool(request.params.timestamps) or facts["frames"] > facts["window"]
+    is_part = "offset" in facts  # of a recording that is longer than a window
+    return bool(request.params.timestamps) or is_part or facts["frames"] > facts["window"]
 
 
 def _is_aloud(request: ProgramRequest) -> bool:
@@ -178,7 +179,7 @@ def _is_silent(params: Any, attempt: Attempt) -> bool:
 
 def _tell(request: ProgramRequest, attempt: Attempt, ids: Sequence[int], seek: int, frames: int, language: int) -> Run:
     """Return the run that emits a window's ids, and its record for segments; see `text.record`."""
-    start_s = seek / 2 * STEP_S
+    start_s = (request.facts.get("offset", 0) + seek) / 2 * STEP_S
     scores = (attempt.temperature, attempt.mean, attempt.ratio, attempt.no_speech)
     record = (start_s, float(frames), *scores, float(language), float(len(ids)))
     weights: dict[str, Any] = {"weights": attempt.weights} if attempt.weights is not None else {}
