@@ -71,6 +71,8 @@ class Decoding:
         dtype = torch.bfloat16 if is_cuda else torch.float32
         with building(device, dtype):
             module = SpeechDecoder(config)
+        for weight in module.parameters():
+            torch.nn.init.normal_(weight, std=0.02)  # a draw from what the memory holds may be no id
         module.join()
         pages = slots * (config.states // PAGE + 40) + 8
         settings = KVSettings(
