@@ -158,7 +158,7 @@ def _choices(item: Any) -> tuple[str, ...]:
 @_quiet
 def context_names(incomplete: str) -> list[str]:
     """Complete contexts of this user."""
-    from mstarctl.client.contexts import Contexts
+    from mstar_core.host.other_hosts.contexts import Contexts
 
     return [item.name for item in Contexts.load().all()]
 

@@ -32,7 +32,7 @@ class ModelState(enum.StrEnum):
 class Replica:
     """A deployment that serves a model. url: of its api, without a slash at the end. key: an API key that it accepts.
 
-    is_local: it runs on this host, so that its run directory is the one of its name.
+    is_local: it is reached on this host, in person or through a connection of the fleet, and so is its admin socket.
     """
 
     model: str
@@ -40,6 +40,15 @@ class Replica:
     url: str
     key: str | None = field(default=None, repr=False)
     is_local: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlace:
+    """Host of one deployment of a model. state: that of a model, or `lost` while its host cannot be reached."""
+
+    deployment: str
+    host: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,7 @@ class ModelStatus:
     reason: what they wait for. can_sleep: None until it is known. caution: for its operator. progress: of a load.
     config: path of its deployment file, empty until it was planned. loads: starts; wakes: from a sleep. sleep_level: 1
     or 2, 0 if it does not sleep or another gateway has put it to sleep.
+    places: of its deployments that run or are lost.
     """
 
     name: str
@@ -77,6 +87,7 @@ class ModelStatus:
     caution: str = ""
     progress: LoadProgress | None = None
     config: str = ""
+    places: tuple[ReplicaPlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

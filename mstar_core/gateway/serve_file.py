@@ -19,6 +19,7 @@ from mstar_core.config.resolved import TIB
 from mstar_core.config.sizes import BUDGET_HINT, SIZE_HINT, parse_budget, parse_size
 from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.gateway.serve_values import MOST_REPLICAS, Keep, Replicas, parse_keep, parse_replicas
+from mstar_core.host.other_hosts.contexts import LOCAL
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,10 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     replicas_text: Annotated[
         str, ConfigKey("Deployments of the model: a number, or a range such as `1..4` for automatic scaling.")
     ] = "1"
+    hosts: Annotated[
+        tuple[str, ...],
+        ConfigKey("Hosts on which its deployments may run, the preferred first.", default_text="those of all models"),
+    ] = ()
     sleepable: Annotated[
         bool | None,
         ConfigKey(
@@ -163,6 +168,12 @@ class ServeFile(msgspec.Struct, frozen=True, kw_only=True):
         bool | None,
         ConfigKey("Value of `sleepable` of all models that do not set it.", default_text="that of the deployment file"),
     ] = None
+    hosts: Annotated[
+        tuple[str, ...],
+        ConfigKey(
+            "Hosts on which deployments may run: `local`, and names of `mstarctl context`.", default_text="[local]"
+        ),
+    ] = ()
     memory: Annotated[MemorySpec, ConfigKey("Memory budgets.")] = MemorySpec()
     models: Annotated[dict[str, ModelEntry], ConfigKey("Models by the names that clients use.")] = {}
     tenants: Annotated[dict[str, TenantSpec], ConfigKey("Tenants by name.")] = {}
@@ -207,8 +218,13 @@ PARSED: Final[Mapping[str, tuple[Any, str]]] = {
     "gpu_text": (parse_size, SIZE_HINT),
     "host_text": (parse_size, SIZE_HINT),
 }
-STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "sleepable", "memory")
+STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "sleepable", "memory", "hosts")
 """Keys of a model that is started here."""
+
+
+def hosts_of(entry: ModelEntry, serve: ServeFile) -> tuple[str, ...]:
+    """Return the hosts on which deployments of a model may run, in the order of preference."""
+    return tuple(dict.fromkeys(entry.hosts or serve.hosts or (LOCAL,)))
 
 
 def load_serve_file(path: Path) -> ServeFile:

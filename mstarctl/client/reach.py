@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstar_core.host.other_hosts.contexts import LOCAL, Context, Contexts
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client.admin import AdminClient
-from mstarctl.client.contexts import LOCAL, Context, Contexts
 from mstarctl.client.deployments import Known
 from mstarctl.client.gateways import running_gateways, running_here
 from mstarctl.client.tunnel import forwarded, remote_items

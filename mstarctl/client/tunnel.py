@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import MstarError, Unreachable
-from mstarctl.client.contexts import Context
+from mstar_core.host.other_hosts.contexts import Context
+from mstar_core.host.other_hosts.ssh import AGAIN, FORWARD, ssh
 
 CONNECT_S: Final = 20.0
 """Time limit of a login, a passphrase prompt included."""
@@ -29,22 +29,6 @@ CONNECT_S: Final = 20.0
 POLL_S: Final = 0.02
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 """Delays before reconnection attempts; the last one repeats."""
-
-FORWARD: Final = (
-    "-N",
-    "-o",
-    "ExitOnForwardFailure=yes",
-    "-o",
-    "StreamLocalBindUnlink=yes",
-    "-o",
-    "StreamLocalBindMask=0177",
-    "-o",
-    "ServerAliveInterval=5",  # detects a silent host after 15 s instead of many minutes
-    "-o",
-    "ServerAliveCountMax=3",
-)
-AGAIN: Final = ("-o", "BatchMode=yes")
-"""A reconnection never prompts, because the command uses the terminal."""
 
 
 @contextmanager
@@ -68,7 +52,7 @@ class Tunnel:
     def __init__(self, context: Context, remote: str, folder: Path) -> None:
         self.local = folder / "s"
         self._context = context
-        self._words = (*FORWARD, "-L", f"{self.local}:{remote}")
+        self._words = ("-N", *FORWARD, "-L", f"{self.local}:{remote}")
         self._said = folder / "said"  # a file, not a pipe: ssh writes a line per failed connection
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -126,14 +110,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-
-
-def ssh() -> str:
-    """Return the path of ssh. Raises Unreachable."""
-    program = shutil.which("ssh")
-    if program is None:
-        raise Unreachable("ssh is not installed", hint="install the OpenSSH client, or run mstarctl on the other host")
-    return program
 
 
 def _answers(local: Path) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mstarctl.client.contexts import Context, Contexts, contexts_file
+from mstar_core.host.other_hosts.contexts import Context, Contexts, contexts_file
 from mstarctl.complete import context_names
 from mstarctl.output import Column, Printer
 

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from mstar_core.errors import ExitCode, MstarError, NotFound, Unreachable, UsageError
+from mstar_core.gateway.fleet.local_host import LocalHost
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, load_serve_file, read_entry
 from mstar_core.gateway.sleep_rule import can_sleep, caution_of
 from mstar_core.host.hardware.gpus import count_gpus
@@ -27,7 +28,7 @@ from mstarctl.complete import gateway_names, target_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.units import counted
-from mstarctl.serve.changes import ModelChanges, progress_text
+from mstarctl.serve.changes import ModelChanges, places_text, progress_text
 from mstarctl.serve.gateway import NAME, StartedGateway, ending, start_gateway, wait_serving
 from mstarctl.start.served_models import check_starts
 from mstarctl.start.service.notify import READY, STOPPING, notify
@@ -37,6 +38,7 @@ COLUMNS: Final = (
     Column("MODEL", "name"),
     Column("STATE", "state"),
     Column("REPLICAS", "count", is_right=True),
+    Column("HOSTS", "hosts", is_wide=True),
     Column("RUN/QUEUED", "load", is_right=True),
     Column("WAKES", "wakes", is_right=True),
     Column("SLEEP", "sleep"),
@@ -187,6 +189,7 @@ def _row(item: dict[str, Any]) -> dict[str, Any]:
     return {
         **item,
         "count": len(item["replicas"]),
+        "hosts": places_text(item.get("places", ())),
         "load": f"{item['running']}/{item['queued']}",
         "sleep": SLEEPS[item.get("can_sleep")],
         "note": item["reason"] or progress_text(item) or item.get("caution", ""),
@@ -218,6 +221,9 @@ def add(
     is_sleepable: Annotated[
         bool, typer.Option("--sleepable", help="its GPUs can give memory back in a sleep, as the key sleepable")
     ] = False,
+    hosts: Annotated[
+        list[str] | None, typer.Option("--on", metavar="HOST", help="host that may run it: local, or a context")
+    ] = None,
     aliases: Annotated[list[str] | None, typer.Option("--alias", metavar="NAME", help="one more name")] = None,
     url: Annotated[str | None, typer.Option("--url", help="a running deployment, in place of TARGET")] = None,
 ) -> None:
@@ -233,6 +239,7 @@ def add(
         "gpus": gpus,
         "set": {each.key: each.value for each in map(parse_set, sets or ())} or None,
         "sleepable": is_sleepable or None,
+        "hosts": hosts,
         "aliases": aliases,
         "url": url,
     }
@@ -268,6 +275,20 @@ def remove(
         printer.say(f"{admin.name}: no longer serves {model}")
     if printer.is_machine:
         printer.item("model", answer, "")
+
+
+@app.command("agent")
+def agent(ctx: typer.Context) -> None:
+    """Run deployments of this host for a gateway of another host, which starts this through ssh."""
+    from mstar_core.gateway.fleet.hosts.agent_main import run_agent  # no other command needs an event loop
+
+    only_here(Printer.of(ctx).options, "serve agent")
+    if sys.stdin.isatty():
+        raise UsageError(
+            "this command is started by gateways, through ssh",
+            hint="hosts: [local, NAME] in serve.yaml, with NAME of mstarctl context",
+        )
+    run_agent(LocalHost())
 
 
 @app.command("reload")

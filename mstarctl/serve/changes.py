@@ -40,6 +40,16 @@ def percent_of(item: Mapping[str, Any]) -> int | None:
     return None if share is None else int(100 * share)
 
 
+def places_text(places: Sequence[Mapping[str, Any]]) -> str:
+    """Return the hosts of a model's deployments, such as `local, 2 gpu7, 1 gpu8 lost`; empty if none runs."""
+    counts: dict[str, int] = {}
+    for each in places:
+        is_serving = each["state"] in ("ready", "idle")
+        shown = each["host"] if is_serving else f"{each['host']} {each['state']}"
+        counts[shown] = counts.get(shown, 0) + 1
+    return ", ".join(shown if count == 1 else f"{count} {shown}" for shown, count in counts.items())
+
+
 def progress_text(item: Mapping[str, Any]) -> str:
     """Return the progress of a model such as `40 % wake`; empty for one that does not load."""
     progress = item.get("progress")

@@ -485,7 +485,8 @@ def claim_on_hosts(config: ResolvedConfig, placement: HostPlacement, needed: int
     Each host locks its own GPUs when the deployment starts there. Raises ConfigError for a memory budget.
     """
     if config.memory_budget is not None:
-        title, hint = "memory_budget needs a deployment on one host", "remove memory_budget, or --ray"
+        title = "memory_budget needs a deployment on one host"
+        hint = "remove memory_budget or --ray; replicas on other hosts with budgets: hosts of serve.yaml"
         raise config.error("memory_budget", title, "hosts of a cluster are held whole", hint)
     keys, present = placement.keys, placement.cards
     if not keys:

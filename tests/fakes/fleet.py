@@ -125,6 +125,14 @@ class FakeHost:
     woken_by_others: set[str] = field(default_factory=set)
     free_memory: int = 1000
 
+    fault: MstarError | None = None
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
     def host_memory(self) -> int:
         return self.free_memory
 
@@ -175,6 +183,8 @@ class FakeHost:
         return deployment
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
+        if self.fault is not None:
+            return {}
         found = {name: self.deployments[name] for name in names if name in self.deployments}
         return {
             name: (

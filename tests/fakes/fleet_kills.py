@@ -95,6 +95,14 @@ class KilledHost:
     async def end(self, name: str) -> None:
         await self._called(f"end {name}", lambda: self._world.end(name))
 
+    fault: MstarError | None = None
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
     def host_memory(self) -> int:
         return self._world.host.host_memory()
 

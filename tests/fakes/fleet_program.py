@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from mstar_core.gateway.fleet.clock import MonotonicClock
+from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.local_host import LocalHost
 from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.owned import OwnedNames
@@ -24,7 +25,9 @@ def fake_fleet(state: Path, models: list[str]) -> ManagedFleet:
     """Return a fleet that starts fake deployments."""
     entries = {name: ModelEntry(name=name, target=name, memory_text="1GiB") for name in models}
     serve = ServeFile(models=entries, discover=False)
-    return ManagedFleet(serve, LocalHost(UP), MonotonicClock(), RunningFleet(serve), OwnedNames(state))
+    return ManagedFleet(
+        serve, FleetHosts(lambda name: LocalHost(UP)), MonotonicClock(), RunningFleet(serve), OwnedNames(state)
+    )
 
 
 async def main() -> None:

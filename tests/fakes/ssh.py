@@ -1,12 +1,15 @@
 """Fake ssh for one machine: runs commands locally, and forwards a socket with real relays.
 
-Accepts the commands of mstarctl: `ssh -N OPTIONS -L LOCAL:REMOTE -- HOST` and `ssh -- HOST COMMAND`. Host `nowhere`
-refuses the login. Run as a program; it writes the arguments of each call to $FAKE_SSH_LOG, and the last pid to
-$FAKE_SSH_LOG.pid.
+Accepts the commands of mstarctl: `ssh OPTIONS -L LOCAL:REMOTE... -- HOST [COMMAND]`, without one with `-N`, and `ssh --
+HOST COMMAND`. Host `nowhere` refuses the login. Run as a program; it writes the arguments of each call to
+$FAKE_SSH_LOG, and the last pid to $FAKE_SSH_LOG.pid. With $FAKE_SSH_HOSTS each host is a folder below that: it has the
+run directories and the locks of the host, and a file for each ssh process, `ssh.PID`. A file `down` there refuses the
+login.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -14,6 +17,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+
+from mstar_core.host.ledger.lock_files import FOLDER_VARIABLE
 
 
 def main() -> None:
@@ -23,25 +28,44 @@ def main() -> None:
         log.write(json.dumps(words) + "\n")
     Path(f"{os.environ['FAKE_SSH_LOG']}.pid").write_text(str(os.getpid()))
     options, (host, *command) = words[: words.index("--")], words[words.index("--") + 1 :]
-    if host.endswith("nowhere"):
-        print("ssh: connect to host nowhere port 22: No route to host", file=sys.stderr)
+    if host.endswith("nowhere") or (Path(os.environ.get("FAKE_SSH_HOSTS", "/nowhere")) / host / "down").exists():
+        print(f"ssh: connect to host {host} port 22: No route to host", file=sys.stderr)
         sys.exit(255)
-    if "-N" in options:
+    if "FAKE_SSH_HOSTS" in os.environ:
+        (Path(os.environ["FAKE_SSH_HOSTS"]) / host / f"ssh.{os.getpid()}").touch()
+    if "-L" in options:
         assert "ExitOnForwardFailure=yes" in options and "StreamLocalBindUnlink=yes" in options
-        local, _, remote = options[options.index("-L") + 1].partition(":")
-        forward(local, remote)
-    sys.exit(subprocess.run(["sh", "-c", " ".join(command)], check=False).returncode)
+        forwards = [words[1] for words in itertools.pairwise(options) if words[0] == "-L"]
+        for each in forwards:
+            threading.Thread(target=forward, args=(each,), daemon=True).start()
+        sys.exit(threading.Event().wait() if "-N" in options else subprocess.call(["sh", "-c", " ".join(command)]))
+    os.execvpe("sh", ["sh", "-c", " ".join(["exec", *command])], environment(host))
 
 
-def forward(local: str, remote: str) -> None:
-    """Relay every connection until killed."""
-    with socket.socket(socket.AF_UNIX) as server:
-        Path(local).unlink(missing_ok=True)
-        server.bind(local)
+def environment(host: str) -> dict[str, str]:
+    """Return the environment of commands on a host, after a login that is not refused."""
+    root = os.environ.get("FAKE_SSH_HOSTS")
+    if root is None:
+        return dict(os.environ)
+    folder = Path(root) / host
+    return {**os.environ, "MSTAR_RUNTIME_DIR": str(folder / "run"), FOLDER_VARIABLE: str(folder / "locks")}
+
+
+def forward(each: str) -> None:
+    """Relay every connection until killed. each: PATH:REMOTE, or ADDRESS:PORT:REMOTE."""
+    local, _, remote = each.partition(":")
+    family = socket.AF_UNIX if local.startswith("/") else socket.AF_INET
+    with socket.socket(family) as server:
+        if family is socket.AF_UNIX:
+            Path(local).unlink(missing_ok=True)
+            server.bind(local)
+        else:
+            port, _, remote = remote.partition(":")
+            server.bind((local, int(port)))
         server.listen()
         while True:
             here, _ = server.accept()
-            threading.Thread(target=join, args=(here, connect(remote)), daemon=True).start()
+            threading.Thread(target=join, args=(here, remote), daemon=True).start()
 
 
 def connect(remote: str) -> socket.socket:
@@ -54,8 +78,13 @@ def connect(remote: str) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
-def join(here: socket.socket, there: socket.socket) -> None:
-    """Relay in both directions until either end closes."""
+def join(here: socket.socket, remote: str) -> None:
+    """Relay in both directions until either end closes. A connection that is refused there is closed here."""
+    try:
+        there = connect(remote)
+    except OSError:
+        here.close()
+        return
     back = threading.Thread(target=pump, args=(there, here), daemon=True)
     back.start()
     pump(here, there)

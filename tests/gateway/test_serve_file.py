@@ -9,12 +9,13 @@ import pytest
 from mstar_core.config.files.parse import parse
 from mstar_core.config.sizes import parse_size
 from mstar_core.errors import ConfigError
-from mstar_core.gateway.serve_file import ServeFile, load_serve_file, read_entry, read_serve
+from mstar_core.gateway.serve_file import ServeFile, hosts_of, load_serve_file, read_entry, read_serve
 from mstar_core.gateway.serve_values import Keep, KeepKind, Replicas, parse_keep, parse_replicas
 
 WHOLE = """
 host: 0.0.0.0
 port: 9000
+hosts: [local, gpu7]
 memory: {gpu: 70GiB, host: 1.5 GB}
 models:
   llm: llm:mini
@@ -24,6 +25,7 @@ models:
     gpus: "0"
     keep: idle 1h30m
     replicas: 1..4
+    hosts: [gpu8, local]
     memory: 20GiB
     aliases: [qwen]
     set: {max_seq_len: 4096}
@@ -49,7 +51,9 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     assert omni.target == str(tmp_path / "configs" / "omni.yaml") and omni.weights == str(tmp_path / "weights")
     assert (omni.keep, omni.replicas, omni.memory_text) == (Keep(KeepKind.IDLE, 5400.0), Replicas(1, 4), "20GiB")
     assert (omni.set, omni.aliases, omni.tenants) == ({"max_seq_len": 4096}, ("qwen",), ("one",))
-    assert omni.source.endswith("serve.yaml:7")
+    assert hosts_of(omni, serve) == ("gpu8", "local") and hosts_of(serve.models["llm"], serve) == ("local", "gpu7")
+    assert hosts_of(omni, ServeFile()) == ("gpu8", "local") and hosts_of(serve.models["llm"], ServeFile()) == ("local",)
+    assert omni.source.endswith("serve.yaml:8")
     assert serve.tenants["one"].tokens_per_day == 1000 and serve.tenants["one"].weight == 2.0
     assert not serve.discovers and serve.needs_key
     assert ServeFile.decode(serve.encode()) == serve
@@ -70,6 +74,8 @@ def test_without_models_running_deployments_are_served() -> None:
         ("models:\n  a: {target: x, memory: 20 gigs}\n", 2, ("models.a.memory", "20GiB")),
         ("models:\n  a: {keep: always}\n", 2, ("models.a", "add target")),
         ("models:\n  a: {url: 'http://x', gpus: '0'}\n", 2, ("models.a", "remove gpus, or url")),
+        ("models:\n  a: {url: 'http://x', hosts: [gpu7]}\n", 2, ("models.a", "remove hosts, or url")),
+        ("models:\n  a: {target: x, hosts: gpu7}\n", 2, ("models.a.hosts",)),
         ("models:\n  a: {url: 'far:80'}\n", 2, ("models.a.url", "http://HOST:PORT")),
         ("models:\n  a b: x\n", 2, ("'a b'", "letters")),
         ("models:\n  orpheus:mini: {keep: always}\n", 2, ("`orpheus: orpheus:mini`",)),

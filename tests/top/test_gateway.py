@@ -104,3 +104,11 @@ async def test_the_app_follows_its_gateway_and_ends(gateway: GatewayView) -> Non
         await pilot.press("t")
         assert not app.shows_tenants
         await pilot.press("q")
+
+
+def test_hosts_are_shown_for_a_model_that_runs_on_another_one() -> None:
+    here = [{"deployment": "a", "host": "local", "state": "ready"}]
+    there = [*here, {"deployment": "gpu7/b", "host": "gpu7", "state": "lost"}]
+    models = [model("a", "ready", places=here), model("b", "ready", places=there)]
+    rows = models_screen(view_of({"deployment": HEAD, "models": models}), View(store=Store()), 100, 20)
+    assert [row.plain.strip() for row in rows if " on " in row.plain] == ["on local, gpu7 lost"]

@@ -12,8 +12,8 @@ from typing import Final
 import aiohttp
 
 from mstar_core.gateway.fleet.head import read_head
+from mstar_core.gateway.fleet.hosts.names import admin_socket_of
 from mstar_core.gateway.parts import Fleet, Replica
-from mstar_core.host.run_dir import RunDirectory
 
 POLL_S: Final = 1.0
 ANSWER: Final = aiohttp.ClientTimeout(total=2.0)
@@ -49,7 +49,7 @@ class Loads:
     async def _requests(self, replica: Replica) -> float:
         """Return the requests of a deployment, running and waiting; 0 if it does not say."""
         if replica.is_local:
-            head = await read_head(RunDirectory.of(replica.deployment).admin_socket)
+            head = await read_head(admin_socket_of(replica.deployment))
             return 0.0 if head is None else float(head.running + head.waiting)
         headers = {} if replica.key is None else {"Authorization": f"Bearer {replica.key}"}
         try:

@@ -1,4 +1,4 @@
-"""Interface of the host that runs the deployments of a fleet. Real in `local_host.py`, faked in tests."""
+"""Interface of a host that runs deployments of a fleet. Real in `local_host.py` and `hosts/`, faked in tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mstar_core.errors import MstarError
 from mstar_core.gateway.fleet.head import DeploymentHead
 from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
@@ -26,6 +27,11 @@ class Need:
     can_sleep: bool = True
     config: str = ""
     why: str = ""
+
+    @property
+    def claims_bytes(self) -> int:
+        """Bytes of all its devices."""
+        return sum(claim.need_bytes for claim in self.claims.values())
 
     @property
     def is_shared(self) -> bool:
@@ -52,6 +58,19 @@ class DeploymentStart(Protocol):
 
 class DeploymentHost(Protocol):
     """Deployments of one host and its memory ledger."""
+
+    @property
+    def fault(self) -> MstarError | None:
+        """Return why the host cannot be used now; None if it can."""
+        ...
+
+    async def start(self) -> None:
+        """Connect, and return when the host can be used or has a fault."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection. Deployments go on."""
+        ...
 
     async def survey(self, entry: ModelEntry) -> Need:
         """Return the memory of one deployment. Raises the MstarError of an entry that can never start."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +77,17 @@ class LocalHost:
         self._command = tuple(command)
         self._found: dict[str, Found] = {}
 
+    @property
+    def fault(self) -> None:
+        """Return None: this host can be used."""
+        return
+
+    async def start(self) -> None:
+        """Do nothing: no connection is needed."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
     async def survey(self, entry: ModelEntry) -> Need:
         """Return the memory of one deployment as `mstarctl plan` counts it.
 
@@ -110,10 +122,14 @@ class LocalHost:
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
         """Return those of the deployments that run, with their heads."""
+        return {name: (each.replica, each.head) for name, each in (await self.running(names)).items()}
+
+    async def running(self, names: Sequence[str] | None = None) -> Mapping[str, Found]:
+        """Return the deployments that run, with their heads. names: only these."""
         self._found = await asyncio.to_thread(read_running, dict(self._found))
-        mine = {name: self._found[name] for name in names if name in self._found}
+        mine = {name: each for name, each in self._found.items() if names is None or name in names}
         heads = await asyncio.gather(*(read_head(each.socket) for each in mine.values()))
-        return {name: (each.replica, head) for (name, each), head in zip(mine.items(), heads, strict=True)}
+        return {name: replace(each, head=head) for (name, each), head in zip(mine.items(), heads, strict=True)}
 
     async def sleep(self, name: str, level: int) -> None:
         """Let the deployment sleep. Raises StateConflict if requests run on it, MstarError if it cannot sleep."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
 
-from mstar_core.errors import MstarError, NotFound, StateConflict, Unavailable
+from mstar_core.errors import MstarError, NotFound, StateConflict, Unavailable, Unreachable
 from mstar_core.gateway.fleet.clock import Clock
-from mstar_core.gateway.fleet.hosting import DeploymentHost, Need
+from mstar_core.gateway.fleet.hosting import Need
+from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
+from mstar_core.gateway.fleet.hosts.placing import Option, everywhere, ordered
 from mstar_core.gateway.fleet.managed_model import Failure, ManagedModel, Member
 from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victim, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
-from mstar_core.gateway.serve_file import ModelEntry, ServeFile
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile, hosts_of
 from mstar_core.gateway.serve_values import KeepKind
 from mstar_core.gateway.sleep_rule import caution_of, with_default
 
@@ -57,9 +59,9 @@ class ManagedFleet:
     others: serves the models that are not managed: with a `url`, and deployments that others started.
     """
 
-    def __init__(self, serve: ServeFile, host: DeploymentHost, clock: Clock, others: Fleet, owned: OwnedNames) -> None:
+    def __init__(self, serve: ServeFile, hosts: FleetHosts, clock: Clock, others: Fleet, owned: OwnedNames) -> None:
         self._serve = serve
-        self._host = host
+        self._hosts = hosts
         self._clock = clock
         self._others = others
         self._owned = owned
@@ -75,6 +77,7 @@ class ManagedFleet:
     async def start(self) -> None:
         """Find the deployments that run already, then follow them."""
         await self._others.start()
+        await self._hosts.take(self._named())
         await self.scan()
         self._spawn(self._follow(), "fleet")
         self._spawn(self._plan_sleepers(), "plans of sleepers")
@@ -87,6 +90,7 @@ class ManagedFleet:
         if is_final:
             owned = [member for member in self._members.values() if member.is_own]
             await asyncio.gather(*(self._end(member) for member in owned), return_exceptions=True)
+        await self._hosts.close()
         await self._others.close(is_final=is_final)
 
     async def apply(self, serve: ServeFile) -> None:
@@ -94,10 +98,11 @@ class ManagedFleet:
         before, removed = dict(self._models), set(self._models) - {entry.name for entry in _managed(serve)}
         self._serve = serve
         self._adopt(serve)
+        await self._hosts.take(self._named())
         for name in removed:
             for member in before[name].members:
                 if member.is_own and member.state is not ModelState.ABSENT:
-                    self._spawn(self._end(member), f"end {member.name}")
+                    self._spawn(self._let_go(member), f"end {member.name}")
         for name, model in self._models.items():
             old = before.get(name)
             if old is not None and any(getattr(old.entry, key) != getattr(model.entry, key) for key in STARTS):
@@ -111,13 +116,16 @@ class ManagedFleet:
         for model in list(self._models.values()):
             if model.entry.keep.kind is KeepKind.IDLE and model.need is None and model.can_sleep is None:
                 try:
-                    need = await self._host.survey(model.entry)
+                    await self._need(model, model.hosts[0])
                 except MstarError as error:  # its first request gets the cause
                     log.warning("%s cannot be planned: %s", model.name, error)
                     continue
-                model.need = model.need or need
             if caution := caution_of(model.entry, model.can_sleep):
                 log.warning("%s: %s", model.name, caution)
+
+    def _named(self) -> set[str]:
+        """Return the hosts of all models."""
+        return {host for model in self._models.values() for host in model.hosts}
 
     def _adopt(self, serve: ServeFile) -> None:
         """Make the models of a configuration. Those that stay keep their deployments."""
@@ -129,7 +137,7 @@ class ManagedFleet:
                 model.members, model.loads, model.wakes = old.members, old.loads, old.wakes
                 model.load_s, model.wake_s = old.load_s, old.wake_s
                 is_same = all(getattr(old.entry, key) == getattr(entry, key) for key in STARTS)
-                model.need = old.need if is_same else None
+                model.needs, model.owed = (old.needs if is_same else {}), old.owed
             models[entry.name] = model
         self._models = models
         self._members = {member.name: member for model in models.values() for member in model.members}
@@ -239,15 +247,16 @@ class ManagedFleet:
         return Unavailable(title, error.detail, hint, code=error.code, retry_after_s=after_s, **facts)
 
     def _status(self, model: ManagedModel) -> ModelStatus:
-        devices = {} if model.need is None else {key: claim.device for key, claim in model.need.claims.items()}
+        claims = {key: claim for need in model.needs.values() for key, claim in need.claims.items()}
+        devices = {key: claim.device for key, claim in claims.items()}
         failure = model.failure
         return ModelStatus(
             name=model.name,
             aliases=model.entry.aliases,
             state=model.state,
             replicas=tuple(member.replica for member in model.awake if member.replica is not None),
-            totals={} if model.need is None else {c.device: c.total_bytes for c in model.need.claims.values()},
-            held=held_by_device(devices, self._host.holders, [member.name for member in model.members]),
+            totals={claim.device: claim.total_bytes for claim in claims.values()},
+            held=held_by_device(devices, self._hosts.holders, [member.name for member in model.members]),
             running=model.running,
             queued=model.queued,
             loads=model.loads,
@@ -255,7 +264,8 @@ class ManagedFleet:
             sleep_level=model.sleep_level,
             reason=model.waits_for or ("" if failure is None else str(failure.error)),
             can_sleep=model.can_sleep,
-            caution=caution_of(model.entry, model.can_sleep),
+            caution="; ".join(filter(None, [caution_of(model.entry, model.can_sleep), *self._faults(model)])),
+            places=model.places(),
             progress=model.progress() if model.state is ModelState.LOADING else None,
             config="" if model.need is None else model.need.config,
         )
@@ -274,11 +284,12 @@ class ManagedFleet:
     async def scan(self) -> None:
         """Read the heads of all deployments, then apply the rules of time: idle models, replicas, pinned models."""
         names = [name for model in self._models.values() for name in model.names()]
-        names += [member.name for member in self._members.values() if member.name not in names]
-        heads = await self._host.heads(names)
+        known = set(names)
+        names += [member.name for member in self._members.values() if member.name not in known]
+        heads = await self._hosts.heads(names)
         now = self._clock.now()
         for model in self._models.values():
-            for name in model.names():
+            for name in dict.fromkeys([*model.names(), *(member.name for member in model.members)]):
                 if name in heads or name in self._members:
                     self._note(model, name, heads.get(name), now)
         self._notify()
@@ -293,11 +304,15 @@ class ManagedFleet:
             self._members[name] = member
             member.last_used = now
         if found is None:
+            if self._hosts.fault(member.host) is not None and member.state is not ModelState.ABSENT:
+                self._lose(model, member)
+            member.is_lost = member.is_lost and self._hosts.fault(member.host) is not None
             member.replica = member.head = None
             member.reported, member.log_dir = 0, ""
             member.state = ModelState.ABSENT
             return
         replica, head = found
+        member.is_lost = False
         if head is not None and head.log_dir != member.log_dir:
             # Another worker of this gateway may have started it, or an operator after the last one of this name.
             member.log_dir = head.log_dir
@@ -313,6 +328,18 @@ class ManagedFleet:
         if member.reported:
             member.last_used = now
 
+    def _lose(self, model: ManagedModel, member: Member) -> None:
+        """Note that the host of a deployment is lost. Another host takes its place if it was serving."""
+        log.warning("%s is lost with its host", member.name)
+        member.is_lost = True
+        model.owed += member.state in AWAKE
+
+    def _faults(self, model: ManagedModel) -> Iterator[str]:
+        """Yield why hosts of a model cannot be used."""
+        for host in model.hosts:
+            if fault := self._hosts.fault(host):
+                yield f"{fault.title}: {fault.detail}" if fault.detail else fault.title
+
     def _keep(self, model: ManagedModel, now: float) -> None:
         """Apply `keep`: load a pinned model, let one sleep that was idle for its time."""
         if model.is_pinned:
@@ -326,7 +353,7 @@ class ManagedFleet:
                 member.is_moving = True
 
     async def _sleep_idle(self, model: ManagedModel, member: Member) -> None:
-        is_ended = model.need is not None and model.need.ends and member.is_own
+        is_ended = model.ends(member) and member.is_own
         await self._put_away(Victim(model=model, member=member, is_ended=is_ended))
 
     def _scale(self, model: ManagedModel, now: float) -> None:
@@ -334,16 +361,31 @@ class ManagedFleet:
         waiting = sum(member.head.waiting for member in awake if member.head is not None)
         running = sum(member.head.running for member in awake if member.head is not None)
         wanted = desired_replicas(model, waiting, running, now)
-        if model.task is not None or wanted == len(awake) or not awake:
+        if model.task is not None:
+            return
+        if model.owed:  # of a lost host
+            model.owed -= 1
+            if len(awake) < model.entry.replicas.most:
+                model.task = self._spawn(self._bring_up(model, 0.0), f"restore {model.name}")
+            return
+        stray = next((each for each in awake if each.host not in model.hosts and each.is_own), None)
+        if stray is not None:  # its host is no longer one of the model's
+            self._spare(model, stray, now)
+            return
+        if wanted == len(awake) or not awake:
             return
         model.scaled_at = now
         if wanted > len(awake):
             model.task = self._spawn(self._bring_up(model, 0.0), f"scale {model.name}")
             return
-        last = awake[-1]
-        if not last.is_busy(now):
-            last.is_moving = True
-            self._spawn(self._put_away(Victim(model=model, member=last, is_ended=last.is_own)), f"end {last.name}")
+        self._spare(model, next((each for each in reversed(awake) if not each.is_busy(now)), awake[-1]), now)
+
+    def _spare(self, model: ManagedModel, member: Member, now: float) -> None:
+        """End a replica without requests, or let one sleep that others started."""
+        if not member.is_busy(now):
+            member.is_moving = True
+            victim = Victim(model=model, member=member, is_ended=member.is_own)
+            self._spawn(self._put_away(victim), f"end {member.name}")
 
     # -- loading and waking ---------------------------------------------------------------------------------------
 
@@ -361,10 +403,7 @@ class ManagedFleet:
             await self._until(lambda: not any(member.is_moving for member in model.members) and not model.is_yielding)
             if is_first and model.awake:
                 return
-            if model.need is None:
-                model.need = need = await self._host.survey(model.entry)
-                log.info("%s takes the file %s: %s", model.name, need.config or "of its plugin", need.why or "planned")
-            how = await self._place(model, model.need, patience_s)
+            how = await self._place(model, patience_s)
             await self.scan()
             model.scaled_at = self._clock.now()
             if model.awake and how is not None:
@@ -382,31 +421,83 @@ class ManagedFleet:
             model.task, model.waits_for = None, ""
             self._notify()
 
-    async def _place(self, model: ManagedModel, need: Need, patience_s: float) -> str | None:
+    async def _place(self, model: ManagedModel, patience_s: float) -> str | None:
         """Take memory and start or wake a deployment. Returns which of the two, None if another gateway does it."""
         asleep = next((member for member in model.members if member.state is ModelState.SLEEPING), None)
-        if asleep is not None:
-            try:
-                async with self._room(model, need, asleep.name, patience_s):
-                    await self._taken(lambda: self._host.wake(asleep.name), model, need, asleep.name, patience_s)
-                    asleep.state = ModelState.READY
-                    self._has_come(asleep)
-                return WOKEN
-            except StateConflict:  # another gateway, or a request at its own port, wakes it
-                await self._clock.wait(asyncio.Event(), SCAN_S)
-                return None
-            except MstarError as error:
-                if error.code in ROOM_CODES or not asleep.is_own:
-                    raise
-                log.warning("%s cannot wake and is started again: %s", asleep.name, error)
+        if asleep is None:
+            return await self._start(model, patience_s)
+        need = await self._need(model, asleep.host)
+        try:
+            async with self._room(model, need, asleep.name, patience_s):
+                await self._taken(lambda: self._hosts.wake(asleep.name), model, need, asleep.name, patience_s)
+                asleep.state = ModelState.READY
+                self._has_come(asleep)
+            return WOKEN
+        except StateConflict:  # another gateway, or a request at its own port, wakes it
+            await self._clock.wait(asyncio.Event(), SCAN_S)
+            return None
+        except MstarError as error:
+            if error.code in ROOM_CODES or not asleep.is_own:
+                raise
+            log.warning("%s cannot wake and is started again: %s", asleep.name, error)
+            with suppress(Unreachable):  # its host is lost
                 await self._end(asleep)
-        name = await self._free_name(model)
+        return await self._start(model, patience_s)
+
+    async def _start(self, model: ManagedModel, patience_s: float) -> str | None:
+        """Start a deployment on the first host that can take it, one with free memory before others."""
+        running = [member for member in model.members if member.state not in (ModelState.ABSENT, ModelState.FAILED)]
+        if len(running) >= model.entry.replicas.most:
+            await self._clock.wait(asyncio.Event(), SCAN_S)
+            return None
+        if len(model.hosts) == 1:
+            need = await self._need(model, model.hosts[0])
+            return await self._start_on(model, model.hosts[0], need, patience_s)
+        faults: dict[str, MstarError] = {}
+        options = await self._options(model, faults)
+        for limit_s in dict.fromkeys((0.0, patience_s)):  # a host without a wait before one with a wait
+            for option in options:
+                if limit_s and faults[option.host].code not in ROOM_CODES:
+                    continue
+                try:
+                    return await self._start_on(model, option.host, option.need, limit_s)
+                except MstarError as error:
+                    log.warning("%s does not start on host %s: %s", model.name, option.host, error)
+                    faults[option.host] = error
+        raise everywhere(model.name, faults)
+
+    async def _options(self, model: ManagedModel, faults: dict[str, MstarError]) -> list[Option]:
+        """Return the hosts that can run a deployment, in the order in which they are tried. faults: of the others."""
+        needs = await asyncio.gather(*(self._need(model, host) for host in model.hosts), return_exceptions=True)
+        options = []
+        for host, need in zip(model.hosts, needs, strict=True):
+            fault = need if isinstance(need, MstarError) else self._hosts.fault(host)
+            if fault is not None:
+                faults[host] = fault
+            elif isinstance(need, BaseException):
+                raise need
+            else:
+                is_short = bool(shortages(need, self._hosts.holders, "", self._limit()))
+                running = sum(member.host == host for member in model.awake)
+                options.append(Option(host=host, need=need, is_short=is_short, running=running))
+        return ordered(options)
+
+    async def _need(self, model: ManagedModel, host: str) -> Need:
+        """Return the memory of a deployment on a host, which is planned once. Raises the MstarError of its plan."""
+        if host not in model.needs:
+            model.needs[host] = need = await self._hosts.survey(model.entry, host)
+            log.info("%s takes the file %s: %s", model.name, need.config or "of its plugin", need.why or "planned")
+        return model.needs[host]
+
+    async def _start_on(self, model: ManagedModel, host: str, need: Need, patience_s: float) -> str | None:
+        """Start a deployment on a host. Returns LOADED, None if another gateway does it."""
+        name = await self._free_name(model, host)
         async with self._room(model, need, name, patience_s):
             before = self._owned.log_dir(name)
             self._owned.add(name)
 
             async def begin() -> Any:
-                launch = await self._host.launch(model.entry, name, need)
+                launch = await self._hosts.launch(model.entry, name, need)
                 await launch.until_placed()
                 return launch
 
@@ -418,21 +509,26 @@ class ManagedFleet:
                     await self._clock.wait(asyncio.Event(), SCAN_S)
                     return None
                 raise
-        member = self._members.setdefault(name, model.member(name))
-        member.is_own = True
-        member.kept_until = float("inf")
+            member = self._members.setdefault(name, model.member(name))
+            member.is_own = True
+            member.state = ModelState.LOADING  # others that wait for these devices must know that it will serve
+            member.kept_until = float("inf")
         try:
             await launch.until_ready()
+        except BaseException:
+            member.state = ModelState.ABSENT  # until the next scan finds what is left of it
+            raise
         finally:
             self._has_come(member)
         return LOADED
 
-    async def _free_name(self, model: ManagedModel) -> str:
-        """Return the name of the next deployment, after one that has failed was ended. Raises Unavailable."""
-        for name in model.names():
+    async def _free_name(self, model: ManagedModel, host: str) -> str:
+        """Return the name of the next deployment of a host, after one that has failed was ended. Raises Unavailable."""
+        for name in model.names_on(host):
             if self._state_of(name) is ModelState.ABSENT:
                 return name
-        failed = next((member for member in model.members if member.state is ModelState.FAILED), None)
+        there = [member for member in model.members if member.host == host]
+        failed = next((member for member in there if member.state is ModelState.FAILED), None)
         if failed is None or not failed.is_own:
             why = failed.head.reason if failed is not None and failed.head is not None else "others started it"
             title = f"deployment {model.name!r} does not serve, and this gateway has not started it"
@@ -485,9 +581,8 @@ class ManagedFleet:
     async def _replace(self, model: ManagedModel) -> None:
         """Replace the deployments of a model whose entry has changed, while they serve."""
         try:
-            need = model.need = await self._host.survey(model.entry)
             for member in [member for member in model.awake if member.is_own]:
-                await self._succeed(model, member, need)
+                await self._succeed(model, member, await self._need(model, member.host))
             for member in model.members:
                 if member.state is ModelState.SLEEPING and member.is_own:
                     await self._end(member)
@@ -501,7 +596,7 @@ class ManagedFleet:
         self._owned.add(member.name)
         try:
             async with self._room(model, need, f"{member.name} beside itself", 0.0):
-                launch = await self._host.launch(model.entry, member.name, need, is_replacement=True)
+                launch = await self._hosts.launch(model.entry, member.name, need, is_replacement=True)
                 await launch.until_placed()
             await launch.until_ready()
         except MstarError:
@@ -526,9 +621,8 @@ class ManagedFleet:
     async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> None:
         """Let other models sleep until the memory is free. Raises Unavailable that names the holders."""
         began = self._clock.now()
-        most = self._serve.memory.gpu_bytes
-        limit = None if most is None else Limit(most_bytes=most, names=frozenset(self._members))
-        while short := shortages(need, self._host.holders, name, limit):
+        limit = self._limit()
+        while short := shortages(need, self._hosts.holders, name, limit):
             now = self._clock.now()
             models = list(self._models.values())
             if now - began >= patience_s > 0 or not can_suffice(models, short, model, now, may_wait=patience_s > 0):
@@ -545,6 +639,11 @@ class ManagedFleet:
             model.waits_for = f"waits for memory that {', '.join(names)} holds"
             await self._clock.wait(self._changed, SCAN_S)
         model.waits_for = ""
+
+    def _limit(self) -> Limit | None:
+        """Return the memory of each device that this gateway may take, None without a limit."""
+        most = self._serve.memory.gpu_bytes
+        return None if most is None else Limit(most_bytes=most, names=frozenset(self._members))
 
     async def _yield(self, victim: Victim) -> None:
         """Let a deployment sleep after its requests have finished. Its model takes no new ones meanwhile."""
@@ -571,8 +670,8 @@ class ManagedFleet:
                 await self._end(member)
                 return
             try:
-                level = self._level(victim.model)
-                await self._host.sleep(member.name, level)
+                level = self._level(victim.model, member.host)
+                await self._hosts.sleep(member.name, level)
                 member.state, member.level = ModelState.SLEEPING, level
             except StateConflict:
                 member.reported, member.last_used = max(1, member.reported), self._clock.now()
@@ -588,21 +687,28 @@ class ManagedFleet:
             member.is_moving = False
             self._notify()
 
-    def _level(self, model: ManagedModel) -> int:
+    def _level(self, model: ManagedModel, host: str) -> int:
         """Return 1 if the weights fit the host memory for sleeping models, 2 otherwise: they are read again then."""
         sizes = [
-            sum(claim.need_bytes for claim in each.need.claims.values())
+            each.needs[host].claims_bytes
             for each in self._models.values()
             for member in each.members
-            if each.need is not None and member.state is ModelState.SLEEPING and member.level == 1
+            if host in each.needs and member.host == host and member.state is ModelState.SLEEPING and member.level == 1
         ]
-        own = 0 if model.need is None else sum(claim.need_bytes for claim in model.need.claims.values())
+        own = model.needs[host].claims_bytes if host in model.needs else 0
         most = self._serve.memory.host_bytes
-        room = self._host.host_memory() // 2 if most is None else most - sum(sizes)
+        room = self._hosts.host_memory(host) // 2 if most is None else most - sum(sizes)
         return 1 if own <= room else 2
 
+    async def _let_go(self, member: Member) -> None:
+        """End a deployment of a removed model."""
+        try:
+            await self._end(member)
+        except MstarError as error:
+            log.warning("%s is not ended: %s", member.name, error)
+
     async def _end(self, member: Member) -> None:
-        await self._host.end(member.name)
+        await self._hosts.end(member.name)
         member.state, member.replica, member.head = ModelState.ABSENT, None, None
         self._owned.discard(member.name)
         member.is_own = False  # the next one of this name may be another's
@@ -626,9 +732,13 @@ class ManagedFleet:
 
 
 def _managed(serve: ServeFile) -> list[ModelEntry]:
-    """Return the entries that are started here, each with its own value of `sleepable`."""
+    """Return the entries that are started here, each with its own value of `sleepable` and `hosts`."""
     ours = [entry for entry in serve.models.values() if entry.url is None]
     return [
-        entry if "sleepable" in entry.set else msgspec.structs.replace(entry, sleepable=with_default(entry, serve))
+        msgspec.structs.replace(
+            entry,
+            hosts=hosts_of(entry, serve),
+            sleepable=None if "sleepable" in entry.set else with_default(entry, serve),
+        )
         for entry in ours
     ]

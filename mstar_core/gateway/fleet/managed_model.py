@@ -10,12 +10,17 @@ from typing import Final
 from mstar_core.errors import MstarError
 from mstar_core.gateway.fleet.head import DeploymentHead
 from mstar_core.gateway.fleet.hosting import Need
-from mstar_core.gateway.parts import LoadProgress, ModelState, Replica
+from mstar_core.gateway.fleet.hosts.names import host_of, qualified
+from mstar_core.gateway.parts import LoadProgress, ModelState, Replica, ReplicaPlace
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.gateway.serve_values import KeepKind
+from mstar_core.host.other_hosts.contexts import LOCAL
 
 GUESS_S: Final = 30.0
 """Time of a load or wake before one was measured."""
+
+LOST: Final = "lost"
+"""State of a deployment whose host cannot be reached, beside those of a model."""
 
 WEIGHT: Final = 0.5
 """Weight of the newest measurement in the mean."""
@@ -29,7 +34,8 @@ class Member:
     last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to
     `handed` requests that have not begun yet, or has just become able to serve those that wait.
     is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment. log_dir: of
-    the deployment for which that is known, empty if none runs.
+    the deployment for which that is known, empty if none runs. is_lost: its host cannot be reached; the deployment may
+    run there.
     """
 
     name: str
@@ -45,7 +51,13 @@ class Member:
     handed: int = 0
     is_moving: bool = False
     is_own: bool = False
+    is_lost: bool = False
     log_dir: str = ""
+
+    @property
+    def host(self) -> str:
+        """Host of the deployment."""
+        return host_of(self.name)
 
     @property
     def is_awake(self) -> bool:
@@ -70,11 +82,13 @@ class Failure:
 class ManagedModel:
     """A model and its members. queued: requests that wait for it. task: brings it up. is_yielding: it takes no new
     requests until it has made room for another model. waits_for: text of what a request waits for.
+    needs: memory of a deployment by host. owed: deployments that served on hosts that were lost, to be started again.
     """
 
     entry: ModelEntry
     members: list[Member] = field(default_factory=list)
-    need: Need | None = None
+    needs: dict[str, Need] = field(default_factory=dict)
+    owed: int = 0
     failure: Failure | None = None
     queued: int = 0
     loads: int = 0
@@ -100,10 +114,25 @@ class ManagedModel:
         return self.entry.keep.kind is KeepKind.ALWAYS
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts on which its deployments may run, the preferred first."""
+        return self.entry.hosts or (LOCAL,)
+
+    @property
+    def need(self) -> Need | None:
+        """Memory of a deployment on the first host for which it is known."""
+        return next(iter(self.needs.values()), None)
+
+    def ends(self, member: Member) -> bool:
+        """Return whether only the end of a deployment gives its memory back."""
+        need = self.needs.get(member.host)
+        return need is not None and need.ends
+
+    @property
     def can_sleep(self) -> bool | None:
         """Whether it can sleep: as planned, else as its entry says; None if that is not known yet."""
-        if self.need is not None:
-            return self.need.can_sleep
+        if self.needs:
+            return all(need.can_sleep for need in self.needs.values())
         return True if self.entry.device == "cpu" else self.entry.sleepable or None
 
     @property
@@ -141,9 +170,22 @@ class ManagedModel:
         return ModelState.SLEEPING if moving or ModelState.SLEEPING in states else ModelState.ABSENT
 
     def names(self) -> Iterator[str]:
-        """Yield the names of its deployments, in order: the model's, then with a number."""
+        """Yield the names of its deployments, host by host: the model's, then with a number."""
+        for host in self.hosts:
+            yield from self.names_on(host)
+
+    def names_on(self, host: str) -> Iterator[str]:
+        """Yield the names of its deployments on one host."""
         for number in range(1, self.entry.replicas.most + 1):
-            yield member_name(self.name, number)
+            yield qualified(host, member_name(self.name, number))
+
+    def places(self) -> tuple[ReplicaPlace, ...]:
+        """Return the hosts of its deployments."""
+        shown = [member for member in self.members if member.is_lost or member.state is not ModelState.ABSENT]
+        return tuple(
+            ReplicaPlace(deployment=each.name, host=each.host, state=LOST if each.is_lost else str(each.state))
+            for each in shown
+        )
 
     def member(self, name: str) -> Member:
         """Return the deployment called `name`, which is added if it is new."""

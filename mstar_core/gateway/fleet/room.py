@@ -85,7 +85,7 @@ def choose_victim(
                 continue
             has_served = turn_s is not None and now - member.woken_at >= turn_s
             if member.is_awake and not model.is_pinned and (has_served or not member.is_busy(now)):
-                is_ended = model.need is not None and model.need.ends
+                is_ended = model.ends(member)
                 if is_ended and not member.is_own:
                     continue
                 chosen.append(((0, member.last_used), Victim(model=model, member=member, is_ended=is_ended)))

@@ -31,6 +31,8 @@ def desired_replicas(model: ManagedModel, waiting: int, running: int, now: float
     model.calm_since = (now if model.calm_since is None else model.calm_since) if is_calm else None
     if count < least:
         return least
+    if count > most:  # a lost host has come back with its deployment
+        return count - 1
     if now - model.scaled_at < COOLDOWN_S:
         return count
     if model.busy_since is not None and now - model.busy_since >= QUEUE_S:

@@ -17,6 +17,7 @@ from mstar_core.admin.access import Access, access_of, peer_of
 from mstar_core.config.files.parse import parse
 from mstar_core.errors import MstarError, NotFound, Refused, UsageError, did_you_mean
 from mstar_core.gateway.door.door import Door
+from mstar_core.gateway.fleet.hosts.names import host_of
 from mstar_core.gateway.parts import Fleet, Gate, ModelState, ModelStatus
 from mstar_core.gateway.process.keeper import HANDOVER
 from mstar_core.gateway.process.spec import GatewaySpec
@@ -209,7 +210,10 @@ def status_item(status: ModelStatus) -> dict[str, Any]:
         "name": status.name,
         "aliases": list(status.aliases),
         "state": str(status.state),
-        "replicas": [{"deployment": each.deployment, "url": each.url} for each in status.replicas],
+        "replicas": [
+            {"deployment": each.deployment, "url": each.url, "host": host_of(each.deployment)}
+            for each in status.replicas
+        ],
         "held": dict(status.held),
         "totals": dict(status.totals),
         "running": status.running,
@@ -221,6 +225,7 @@ def status_item(status: ModelStatus) -> dict[str, Any]:
         "can_sleep": status.can_sleep,
         "caution": status.caution,
         "config": status.config,
+        "places": [asdict(each) for each in status.places],
         "progress": None if status.progress is None else asdict(status.progress),
     }
 

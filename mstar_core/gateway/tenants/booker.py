@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from mstar_core.gateway.fleet.hosts.names import admin_socket_of
 from mstar_core.gateway.tenants import books
 from mstar_core.gateway.tenants.admin_link import FAULTS, AdminLink, Watched
 from mstar_core.gateway.tenants.books import UnsettledRequest
 from mstar_core.gateway.tenants.figures import report_of
 from mstar_core.gateway.tenants.store import Writer
-from mstar_core.host.run_dir import RunDirectory
 from mstar_core.observe.frames import RequestStatus
 
 RETRY_S: Final = 1.0
@@ -41,11 +41,6 @@ FORGET_S: Final = 3600.0
 log = logging.getLogger("mstar.gateway")
 
 
-def local_socket(deployment: str) -> Path:
-    """Return the admin socket of a deployment of this host."""
-    return RunDirectory.of(deployment).admin_socket
-
-
 class Booker:
     """Follows deployments. socket_of: admin socket of a deployment. clock: seconds since the epoch.
 
@@ -57,7 +52,7 @@ class Booker:
         writer: Writer,
         clock: Callable[[], float],
         *,
-        socket_of: Callable[[str], Path] = local_socket,
+        socket_of: Callable[[str], Path] = admin_socket_of,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.watched: dict[str, Watched] = {}

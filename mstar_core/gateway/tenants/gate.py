@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from mstar_core.errors import ConfigError, NotFound, Overloaded, Unavailable
+from mstar_core.gateway.fleet.hosts.names import admin_socket_of
 from mstar_core.gateway.parts import AnsweredUsage, Replica, RequestFacts, TenantStanding
 from mstar_core.gateway.serve_file import ServeFile
 from mstar_core.gateway.tenants import books, quotas
 from mstar_core.gateway.tenants.accounts.directory import Directory
 from mstar_core.gateway.tenants.accounts.tenant_file import TenantFile
 from mstar_core.gateway.tenants.accounts.terms import Terms
-from mstar_core.gateway.tenants.booker import SWEEP_S, Booker, local_socket
+from mstar_core.gateway.tenants.booker import SWEEP_S, Booker
 from mstar_core.gateway.tenants.books import Entry
 from mstar_core.gateway.tenants.figures import Figures
 from mstar_core.gateway.tenants.lanes import Lane
@@ -133,7 +134,7 @@ class TenantGate:
         serve: ServeFile,
         folder: Path,
         *,
-        socket_of: Callable[[str], Path] = local_socket,
+        socket_of: Callable[[str], Path] = admin_socket_of,
         clock: Callable[[], float] = time.time,
         most_waiting: int = MOST_WAITING,
     ) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from mstar_core.gateway.parts import TenantStanding
+from mstar_core.host.other_hosts.contexts import LOCAL
 from mstarctl.client import AdminClient
-from mstarctl.serve.changes import progress_text
+from mstarctl.serve.changes import places_text, progress_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayModel:
     """One model. held: bytes by device; totals: of those devices. reason: what requests wait for, or its failure.
-    progress: of a load or wake.
+    progress: of a load or wake. hosts: of its deployments, empty if all run on this host.
     """
 
     name: str
@@ -30,6 +31,7 @@ class GatewayModel:
     reason: str = ""
     progress: str = ""
     caution: str = ""
+    hosts: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +73,13 @@ def view_of(snapshot: Mapping[str, Any]) -> GatewayView:
             reason=str(item["reason"]),
             progress=progress_text(item),
             caution=str(item.get("caution") or ""),
+            hosts=_hosts(item.get("places", ())),
         )
         for item in snapshot["models"]
     )
     tenants = tuple(msgspec.convert(item, type=TenantStanding) for item in snapshot.get("tenants", ()))
     return GatewayView(name=str(head["name"]), facts=head, models=models, tenants=tenants)
+
+
+def _hosts(places: Sequence[Mapping[str, Any]]) -> str:
+    return places_text(places) if any(each["host"] != LOCAL for each in places) else ""

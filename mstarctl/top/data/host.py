@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mstar_core.host.other_hosts.contexts import Context
 from mstar_core.host.run_dir import deployments
-from mstarctl.client.contexts import Context
 from mstarctl.client.deployments import known
 from mstarctl.client.tunnel import remote_items
 from mstarctl.objects.host import HostFacts, read_host

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from mstar_core.errors import ExitCode, Unreachable
+from mstar_core.host.other_hosts.contexts import Context
 from mstarctl.client.admin import AdminClient
-from mstarctl.client.contexts import Context
 from mstarctl.client.tunnel import forwarded
 from mstarctl.start.launch import Started, wait_ready
 

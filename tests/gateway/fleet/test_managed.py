@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mstar_core.errors import MstarError, StartError, Unavailable
+from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
@@ -30,7 +31,11 @@ class Stage:
         entries = {name: ModelEntry(target=name, name=name, **fields.get(name, {})) for name in needs}
         self.serve = ServeFile(models=entries, discover=False)
         self.fleet = ManagedFleet(
-            self.serve, self.host, self.clock, RunningFleet(self.serve), OwnedNames(folder / "state")
+            self.serve,
+            FleetHosts(lambda name: self.host),
+            self.clock,
+            RunningFleet(self.serve),
+            OwnedNames(folder / "state"),
         )
         self.progress: list[LoadProgress] = []
 

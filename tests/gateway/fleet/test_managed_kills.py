@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from mstar_core.errors import MstarError
+from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
@@ -37,7 +38,9 @@ async def live(world: World, folder: Path, life: Life) -> list[str]:
     """Run a gateway until it has done its script and ended, or has died. Returns the outcome of each request."""
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # tasks of the dead
     clock = MovedClock()
-    fleet = ManagedFleet(SERVE, KilledHost(world, life), clock, RunningFleet(SERVE), KilledNames(folder, life))
+    fleet = ManagedFleet(
+        SERVE, FleetHosts(lambda name: KilledHost(world, life)), clock, RunningFleet(SERVE), KilledNames(folder, life)
+    )
     outcomes: list[str] = []
 
     async def request(model: str) -> None:

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from mstar_core.errors import MstarError
+from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.owned import FILE, OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
@@ -23,7 +24,9 @@ SERVE = ServeFile(models={name: ModelEntry(target=name, name=name) for name in N
 
 def fleet_of(world: World, folder: Path, clock: MovedClock) -> ManagedFleet:
     """Return a fleet on the host of the world, with the names of a folder."""
-    return ManagedFleet(SERVE, KilledHost(world, Life()), clock, RunningFleet(SERVE), OwnedNames(folder))
+    return ManagedFleet(
+        SERVE, FleetHosts(lambda name: KilledHost(world, Life())), clock, RunningFleet(SERVE), OwnedNames(folder)
+    )
 
 
 async def used(fleet: ManagedFleet, world: World, model: str, clock: MovedClock, seconds: float) -> str:

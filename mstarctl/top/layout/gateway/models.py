@@ -42,6 +42,8 @@ def model_rows(gateway: GatewayView, width: int) -> list[Line]:
     rows = [fit(head + line(("REPLICAS  RUN/QUEUED  WAKES     MEMORY", "head")), width)]
     for model in gateway.models:
         rows.append(fit(_model_row(model, wide), width))
+        if model.hosts:
+            rows.append(fit(line((f"    on {safe(model.hosts)}", "dim")), width))
         if note := model.reason or model.progress or model.caution:
             role = "bad" if model.state == "failed" else "warn"
             rows.append(fit(line(("    ", ""), (safe(note), role)), width))

@@ -1,4 +1,7 @@
-"""Contexts: `local` and named hosts that ssh reaches. Stored in one file of the user."""
+"""Contexts: `local` and named hosts that ssh reaches. Stored in one file of the user.
+
+Used by commands, and by gateways for the hosts of serve.yaml.
+"""
 
 from __future__ import annotations
 

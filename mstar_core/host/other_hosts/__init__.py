@@ -1,0 +1,1 @@
+"""Other hosts of a user: their names, and ssh, which reaches them."""
