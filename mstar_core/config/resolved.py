@@ -540,6 +540,13 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Keep the weights and caches of GPUs in memory that `mstarctl sleep` can give back. CPU ranks always can."
         ),
     ] = False
+    sleep_copies: Annotated[
+        bool,
+        ConfigKey(
+            "Keep the copy of a GPU's weights that a sleep of level 1 has made in host memory after the wake: the next "
+            "sleep copies nothing, and wakes free nothing. It takes the bytes of the weights while awake too."
+        ),
+    ] = False
     resume: Annotated[
         bool,
         ConfigKey(

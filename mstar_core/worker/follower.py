@@ -90,7 +90,7 @@ def follower_nodes(
     rank = rank_plan(spec, group.place.rank)
     nodes = [model.node(name) for name in rank.follows]
     _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))
-    sleeper = sleeper_of(group.device, sleepable=spec.sleepable)
+    sleeper = sleeper_of(group.device, spec)
     hold_memory(sleeper, runners)
     adapters = RankAdapters(banks_of(runners))
     adapters.load_all(spec.adapters, is_first=life.incarnation == 1)

@@ -116,7 +116,7 @@ def _worker(
     spec = spec.fitted(model)
     kernels = KernelLog()
     late = LateWarmup() if device.type == "cuda" else None
-    sleeper = sleeper_of(device, sleepable=spec.sleepable)
+    sleeper = sleeper_of(device, spec)
     first = late if serves_first(life.incarnation) else None
     runners = build_runners(spec, model, rank, life, device, kernels, lead, first, partial(hold_memory, sleeper))
     if late is not None:

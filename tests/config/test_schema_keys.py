@@ -83,6 +83,7 @@ ACTS: Final[dict[str, str]] = {
     "api": "tests/api/test_app_keys.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.host": "tests/api/test_app_keys.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",
+    "sleep_copies": "tests/worker/test_sleep.py::test_the_weights_of_a_gpu_keep_their_copy_only_if_the_key_says_so",
     "sleepable": "tests/worker/test_sleep.py::test_a_gpu_rank_sleeps_only_if_its_memory_was_placed_for_that",
     "api.wake_on_request": "tests/api/test_link_sleep.py::test_without_wake_on_request_a_sleeping_deployment_refuses",
     "api.bind_when_ready": "tests/api/test_errors.py::test_the_port_may_open_only_when_the_deployment_is_ready",

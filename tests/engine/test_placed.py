@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import mmap
 
@@ -24,6 +25,7 @@ class HostMemory:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.mapped: dict[int, int] = {}
         self.limit = limit
+        self.hosted = 0
         self._ranges: list[mmap.mmap] = []
 
     def reserve(self, size: int) -> int:
@@ -46,6 +48,7 @@ class HostMemory:
         return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
     def host(self, size: int) -> torch.Tensor:
+        self.hosted += size
         return torch.empty(size, dtype=torch.uint8)
 
     def settle(self) -> None: ...
@@ -75,6 +78,44 @@ def test_addresses_stay_and_an_engine_draws_the_same_ids(level: int, chunk_bytes
     assert sum(memory.mapped.values()) == whole
     assert [tensor.data_ptr() for tensor in tensors] == addresses
     assert draw(driver, 3) == before
+
+
+def test_copies_that_stay_are_not_made_again() -> None:
+    module, memory = TinyLM(), HostMemory()
+    values = [parameter.detach().clone() for parameter in module.parameters()]
+    sleeper = PlacedSleeper(CPU, memory, mmap.PAGESIZE, keeps_copies=True)
+    sleeper.hold("LM", NodeMemory(module=module))
+    for _ in range(2):
+        sleeper.pause("LM", 1)
+        assert not memory.mapped
+        sleeper.resume(["LM"], [])
+        assert sleeper.kept_bytes == memory.hosted == sleeper.placed_bytes
+        assert all(torch.equal(*pair) for pair in zip(module.parameters(), values, strict=True))
+    sleeper.pause("LM", 2)
+    assert sleeper.kept_bytes == 0
+    sleeper.resume(["LM"], loaded_again(module, again := copied(module), sleeper.dropped(["LM"])))
+    assert sleeper.kept_bytes == 0 and all(
+        torch.equal(*pair) for pair in zip(module.parameters(), again.parameters(), strict=True)
+    )
+
+
+def test_values_that_can_change_are_copied_by_each_sleep() -> None:
+    memory, adapter = HostMemory(), torch.zeros(mmap.PAGESIZE)
+    sleeper = PlacedSleeper(CPU, memory, mmap.PAGESIZE, keeps_copies=True)
+    sleeper.hold("LM", NodeMemory(kept=(adapter,)))
+    for value in (1.0, 2.0):
+        adapter.fill_(value)
+        sleeper.pause("LM", 1)
+        sleeper.resume(["LM"], [])
+        assert bool((adapter == value).all()) and sleeper.kept_bytes == 0
+
+
+def copied(module: TinyLM) -> TinyLM:
+    """Return a module with other values."""
+    other = copy.deepcopy(module)
+    for parameter in other.parameters():
+        parameter.data = parameter.detach() + 1
+    return other
 
 
 def test_a_device_without_room_says_so() -> None:

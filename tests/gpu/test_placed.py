@@ -20,15 +20,15 @@ from tests.runtime.test_sleep import order, said
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_graphs_captured_before_a_sleep_replay_after_it(level: int, cuda: torch.device) -> None:
+@pytest.mark.parametrize(("level", "keeps_copies"), [(1, False), (1, True), (2, False)])
+def test_graphs_captured_before_a_sleep_replay_after_it(level: int, keeps_copies: bool, cuda: torch.device) -> None:
     layer, again = (
         torch.nn.Linear(4096, 4096, bias=False, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
         for _ in range(2)
     )
     again.weight.copy_(layer.weight)
     pool = torch.zeros(1 << 30, dtype=torch.uint8, device=cuda)  # several chunks
-    sleeper = PlacedSleeper(cuda, DriverMemory(cuda))
+    sleeper = PlacedSleeper(cuda, DriverMemory(cuda), keeps_copies=keeps_copies)
     sleeper.hold("n", NodeMemory(module=layer, scratch=(pool,)))
     x = torch.randn(8, 4096, device=cuda, dtype=torch.bfloat16)
     layer(x)
@@ -45,11 +45,15 @@ def test_graphs_captured_before_a_sleep_replay_after_it(level: int, cuda: torch.
     assert freed >= layer.weight.nbytes + pool.nbytes
     assert torch.cuda.mem_get_info(cuda)[0] - free >= freed
     sleeper.resume(["n"], loaded_again(layer, again, sleeper.dropped(["n"])))
-    assert (layer.weight.data_ptr(), pool.data_ptr()) == addresses
-    y.zero_()
-    graph.replay()
-    torch.cuda.synchronize(cuda)
-    assert torch.equal(y, before) and not pool.any()
+    for again_asleep in (False, True):
+        if again_asleep:
+            sleeper.pause("n", level)
+            sleeper.resume(["n"], loaded_again(layer, again, sleeper.dropped(["n"])))
+        assert (layer.weight.data_ptr(), pool.data_ptr()) == addresses
+        y.zero_()
+        graph.replay()
+        torch.cuda.synchronize(cuda)
+        assert torch.equal(y, before) and not pool.any()
 
 
 @pytest.fixture(scope="module")

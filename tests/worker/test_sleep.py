@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from torch import nn
 from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.memory.cpu import CpuSleeper
 from mstar_core.engine.memory.node_memory import NodeMemory
+from mstar_core.engine.memory.placed import PlacedSleeper
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.sleep import Sleep, SleepDone, SleepProgress, Wake, WakeWanted
@@ -151,9 +153,20 @@ def test_a_wake_that_fails_ends_the_process_with_the_cause() -> None:
     rank.sleep.close()
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_weights_of_a_gpu_keep_their_copy_only_if_the_key_says_so(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mstar_core.worker.start.sleep.DriverMemory", lambda _: SimpleNamespace(granularity=1))
+    spec: Any = SimpleNamespace(sleepable=True, sleep_copies=keeps)
+    sleeper = sleeper_of(torch.device("cuda", 0), spec)
+    assert isinstance(sleeper, PlacedSleeper) and sleeper.keeps_copies is keeps
+
+
 def test_a_gpu_rank_sleeps_only_if_its_memory_was_placed_for_that() -> None:
-    assert sleeper_of(torch.device("cuda", 0), sleepable=False) is None
-    assert isinstance(sleeper_of(torch.device("cpu"), sleepable=False), CpuSleeper)
+    never: Any = SimpleNamespace(sleepable=False)
+    assert sleeper_of(torch.device("cuda", 0), never) is None
+    assert isinstance(sleeper_of(torch.device("cpu"), never), CpuSleeper)
     rank = Rank()
     rank.sleep.sleeper, rank.sleep.why_not, rank.sleep.hint = None, "it cannot", "sleepable: true"
     assert rank.order(Sleep(number=1)) == SleepDone(number=1, title="it cannot", hint="sleepable: true")

@@ -46,7 +46,7 @@ class CpuSleeper(Sleeper):
         assert isinstance(region, StorageRegion)
         region.copy = None
 
-    def _restore(self, region: Region, pairs: list[LoadedAgain], progress: Progress) -> None:
+    def _restore(self, region: Region, pairs: list[LoadedAgain], progress: Progress) -> int:
         assert isinstance(region, StorageRegion)
         region.storage.resize_(region.size_bytes)
         if region.copy is not None:
@@ -58,6 +58,7 @@ class CpuSleeper(Sleeper):
         else:
             _bytes(region.storage).zero_()
         progress(region.size_bytes)
+        return 0
 
 
 def _bytes(storage: UntypedStorage) -> Tensor:

@@ -42,11 +42,23 @@ class PlacedRegion(Region):
 
 
 class PlacedSleeper(Sleeper):
-    """Sleeper over virtual memory. It moves tensors when it gets them, before anything keeps their addresses."""
+    """Sleeper over virtual memory. It moves tensors when it gets them, before anything keeps their addresses.
 
-    def __init__(self, device: torch.device, memory: VirtualMemory, chunk_bytes: int = CHUNK_BYTES) -> None:
+    keeps_copies: weights keep their copy on the host after a wake. They do not change, so that the next sleep copies
+    nothing. Pinning and freeing that memory takes longer than the copies themselves.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        memory: VirtualMemory,
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        keeps_copies: bool = False,
+    ) -> None:
         super().__init__(device)
         self._memory = memory
+        self.keeps_copies = keeps_copies
         self._chunk = max(chunk_bytes, memory.granularity) // memory.granularity * memory.granularity
 
     @property
@@ -106,7 +118,9 @@ class PlacedSleeper(Sleeper):
     def _release(self, region: Region, *, keeps: bool) -> None:
         assert isinstance(region, PlacedRegion)
         self._memory.settle()
-        if keeps:
+        if not keeps:
+            region.copies.clear()
+        elif not region.copies:
             for start, size in self._chunks(region):
                 copy = self._memory.host(size)
                 copy.copy_(region.flat[start : start + size], non_blocking=True)
@@ -121,7 +135,7 @@ class PlacedSleeper(Sleeper):
         region.copies.clear()
         self._memory.settle()
 
-    def _restore(self, region: Region, pairs: list[LoadedAgain], progress: Progress = ignore) -> None:
+    def _restore(self, region: Region, pairs: list[LoadedAgain], progress: Progress = ignore) -> int:
         assert isinstance(region, PlacedRegion)
         self._memory.settle()
         if region.copies:
@@ -136,8 +150,10 @@ class PlacedSleeper(Sleeper):
             region.flat.zero_()
             progress(region.size_bytes)
         self._memory.settle()
-        region.copies.clear()
+        if not (self.keeps_copies and region.content is MemoryContent.WEIGHTS):
+            region.copies.clear()
         self._map(region, region.size_bytes)
+        return sum(copy.nbytes for copy in region.copies)
 
     def _fill(self, region: PlacedRegion, pairs: list[LoadedAgain]) -> None:
         """Copy weights that were loaded again to their places, and free each: both together would not fit."""

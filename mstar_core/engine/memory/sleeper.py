@@ -34,7 +34,7 @@ def ignore(size: int) -> None:
 class Region:
     """Memory that sleeps as one. tags: nodes that use it. storages: identities of the storages that are in it.
 
-    kept_bytes: bytes of host memory that it needs while it sleeps.
+    kept_bytes: bytes of host memory of its copy, which a placed region may keep after a wake.
     """
 
     content: MemoryContent
@@ -76,7 +76,7 @@ class Sleeper(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of host memory that sleeping regions need."""
+        """Bytes of host memory that copies of regions need."""
         return sum(region.kept_bytes for region in self._regions)
 
     @property
@@ -141,9 +141,8 @@ class Sleeper(ABC):
         for region in sorted(
             waking, key=lambda region: region.content is MemoryContent.SCRATCH
         ):  # pools take what is left
-            self._restore(region, pairs, progress)
+            region.kept_bytes = self._restore(region, pairs, progress)
             region.is_asleep = region.is_dropped = False
-            region.kept_bytes = 0
             taken += region.size_bytes
         return taken
 
@@ -153,15 +152,18 @@ class Sleeper(ABC):
 
     @abstractmethod
     def _release(self, region: Region, *, keeps: bool) -> None:
-        """Give back the memory of a region, after a copy to the host if it keeps its values."""
+        """Give back the memory of a region, after a copy to the host if it keeps its values and has none."""
 
     @abstractmethod
     def _forget(self, region: Region) -> None:
         """Drop the copy of a sleeping region."""
 
     @abstractmethod
-    def _restore(self, region: Region, pairs: list[LoadedAgain], progress: Progress) -> None:
-        """Take the memory of a region again and restore its values: from the host, from `pairs`, or zero."""
+    def _restore(self, region: Region, pairs: list[LoadedAgain], progress: Progress) -> int:
+        """Take the memory of a region again and restore its values: from the host, from `pairs`, or zero.
+
+        Returns the bytes of the copy on the host that stays.
+        """
 
 
 def take_pairs(region: Region, pairs: list[LoadedAgain]) -> list[LoadedAgain]:

@@ -14,6 +14,7 @@ from mstar_core.errors import MstarError, NotFound, StateConflict, Unavailable, 
 from mstar_core.gateway.fleet.clock import Clock
 from mstar_core.gateway.fleet.hosting import Need
 from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
+from mstar_core.gateway.fleet.hosts.names import host_of
 from mstar_core.gateway.fleet.hosts.placing import Option, everywhere, ordered
 from mstar_core.gateway.fleet.managed_model import Failure, ManagedModel, Member
 from mstar_core.gateway.fleet.owned import OwnedNames
@@ -67,6 +68,7 @@ class ManagedFleet:
         self._owned = owned
         self._models: dict[str, ManagedModel] = {}
         self._members: dict[str, Member] = {}
+        self._keeping: set[str] = set()  # deployments that keep copies of their weights on their host
         self._rooms: dict[str, asyncio.Lock] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -497,7 +499,8 @@ class ManagedFleet:
             self._owned.add(name)
 
             async def begin() -> Any:
-                launch = await self._hosts.launch(model.entry, name, need)
+                entry = self._started_entry(model, need, name)
+                launch = await self._hosts.launch(entry, name, need)
                 await launch.until_placed()
                 return launch
 
@@ -596,7 +599,8 @@ class ManagedFleet:
         self._owned.add(member.name)
         try:
             async with self._room(model, need, f"{member.name} beside itself", 0.0):
-                launch = await self._hosts.launch(model.entry, member.name, need, is_replacement=True)
+                entry = self._started_entry(model, need, member.name)
+                launch = await self._hosts.launch(entry, member.name, need, is_replacement=True)
                 await launch.until_placed()
             await launch.until_ready()
         except MstarError:
@@ -670,7 +674,7 @@ class ManagedFleet:
                 await self._end(member)
                 return
             try:
-                level = self._level(victim.model, member.host)
+                level = self._level(victim)
                 await self._hosts.sleep(member.name, level)
                 member.state, member.level = ModelState.SLEEPING, level
             except StateConflict:
@@ -687,18 +691,37 @@ class ManagedFleet:
             member.is_moving = False
             self._notify()
 
-    def _level(self, model: ManagedModel, host: str) -> int:
+    def _level(self, victim: Victim) -> int:
         """Return 1 if the weights fit the host memory for sleeping models, 2 otherwise: they are read again then."""
-        sizes = [
-            each.needs[host].claims_bytes
-            for each in self._models.values()
-            for member in each.members
-            if host in each.needs and member.host == host and member.state is ModelState.SLEEPING and member.level == 1
-        ]
-        own = model.needs[host].claims_bytes if host in model.needs else 0
+        host, needs = victim.member.host, victim.model.needs
+        own = needs[host].claims_bytes if host in needs else 0
         most = self._serve.memory.host_bytes
-        room = self._hosts.host_memory(host) // 2 if most is None else most - sum(sizes)
+        room = self._hosts.host_memory(host) // 2 if most is None else most - self._copied_bytes(victim.member.name)
         return 1 if own <= room else 2
+
+    def _copied_bytes(self, but: str) -> int:
+        """Return the memory of its host that weights of other deployments take, or may take. but: a deployment."""
+        host = host_of(but)
+        return sum(
+            model.needs[host].claims_bytes
+            for model in self._models.values()
+            for member in model.members
+            if member.host == host
+            and member.name != but
+            and host in model.needs
+            and (member.is_copied or member.name in self._keeping)
+        )
+
+    def _started_entry(self, model: ManagedModel, need: Need, name: str) -> ModelEntry:
+        """Return the entry to start. It keeps copies on the host after wakes if there is room for those of all."""
+        entry, most = model.entry, self._serve.memory.host_bytes
+        keeps = entry.set.get("sleep_copies")
+        if keeps is None and most is not None and entry.sleepable:
+            keeps = need.claims_bytes <= most - self._copied_bytes(name)
+            if keeps:
+                entry = msgspec.structs.replace(entry, set={**entry.set, "sleep_copies": True})
+        (self._keeping.add if keeps else self._keeping.discard)(name)
+        return entry
 
     async def _let_go(self, member: Member) -> None:
         """End a deployment of a removed model."""
@@ -709,6 +732,7 @@ class ManagedFleet:
 
     async def _end(self, member: Member) -> None:
         await self._hosts.end(member.name)
+        self._keeping.discard(member.name)
         member.state, member.replica, member.head = ModelState.ABSENT, None, None
         self._owned.discard(member.name)
         member.is_own = False  # the next one of this name may be another's

@@ -60,6 +60,11 @@ class Member:
         return host_of(self.name)
 
     @property
+    def is_copied(self) -> bool:
+        """Whether it sleeps with its weights on the host."""
+        return self.state is ModelState.SLEEPING and self.level == 1
+
+    @property
     def is_awake(self) -> bool:
         """Whether it takes requests."""
         return self.state in (ModelState.READY, ModelState.IDLE) and not self.is_moving and self.replica is not None

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from mstar_core.worker.state.sleep import Answer, Holds, Load
 
 
-def sleeper_of(device: torch.device, *, sleepable: bool) -> Sleeper | None:
-    """Return the sleeper of a device. sleepable: whether memory of a GPU is placed for that; None if it is not."""
+def sleeper_of(device: torch.device, spec: DeploymentSpec) -> Sleeper | None:
+    """Return the sleeper of a device; None for a GPU whose memory is not placed for that."""
     if device.type == "cpu":
         return CpuSleeper(device)
-    return PlacedSleeper(device, DriverMemory(device)) if sleepable else None
+    if not spec.sleepable:
+        return None
+    return PlacedSleeper(device, DriverMemory(device), keeps_copies=spec.sleep_copies)
 
 
 def hold_memory(sleeper: Sleeper | None, runners: Mapping[str, NodeRunner]) -> None:

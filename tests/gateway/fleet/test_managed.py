@@ -21,15 +21,24 @@ from tests.fakes.fleet import TOTAL, FakeHost, MovedClock, settle
 
 Needs = Mapping[str, Mapping[str, int]]
 
+NO_LIMITS = MemorySpec()
+
 
 class Stage:
     """A fleet on a fake host. entry fields by model: `Stage(tmp, {"a": {"0": 60}}, a={"keep_text": "always"})`."""
 
-    def __init__(self, folder: Path, needs: Needs, host: FakeHost | None = None, **fields: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        needs: Needs,
+        host: FakeHost | None = None,
+        memory: MemorySpec = NO_LIMITS,
+        **fields: dict[str, Any],
+    ) -> None:
         self.host = FakeHost(needs) if host is None else host
         self.clock = MovedClock()
         entries = {name: ModelEntry(target=name, name=name, **fields.get(name, {})) for name in needs}
-        self.serve = ServeFile(models=entries, discover=False)
+        self.serve = ServeFile(models=entries, memory=memory, discover=False)
         self.fleet = ManagedFleet(
             self.serve,
             FleetHosts(lambda name: self.host),
@@ -251,6 +260,24 @@ def test_a_model_that_can_never_fit_is_refused_before_anything_starts(tmp_path: 
         assert stage.host.log == []
 
     played(play, tmp_path, {"huge": {"0": TOTAL + 1}})
+
+
+def test_copies_stay_on_the_host_after_a_wake_while_those_of_all_models_fit_there(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        for name in ("a", "b", "c"):
+            await stage.request(name)
+            await stage.later(15)
+        kept = {name: entry.set.get("sleep_copies") for name, entry in stage.host.entries.items()}
+        assert kept == {"a": True, "b": True, "c": None}, "95 of 100 bytes are those of a and b"
+        assert "sleep a" in stage.host.log
+        await stage.request("a")
+        await stage.later(15)
+        assert stage.host.log[-3:] == ["sleep c at level 2", "wake a", "sleep a"], "c has no room beside both copies"
+
+    needs = {"a": {"0": 60}, "b": {"0": 35}, "c": {"0": 50}}
+    idle = {"sleepable": True, "keep_text": "idle 10s"}
+    memory = MemorySpec(host_text="100")
+    played(play, tmp_path, needs, memory=memory, **dict.fromkeys(needs, idle))
 
 
 def test_weights_that_the_host_cannot_keep_are_dropped_by_the_sleep(tmp_path: Path) -> None:
