@@ -70,7 +70,7 @@ def test_captured_pieces_equal_uncaptured_ones(cuda: torch.device) -> None:
     plain = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=torch.stack([*codec.new_state(2)]))
     codec.capture(GraphCache(cuda, name="Codec"))
     for _ in range(3):
-        found = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=codec.new_state(2))
+        found = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=[*codec.new_state(2)])
         while codec.idle():
             pass
     assert (found["pcm"].int() - plain["pcm"].int()).abs().max() <= 2

@@ -89,6 +89,7 @@ class Codec(nn.Module, CapturesFunction):
     """
 
     host_outputs = ("pcm",)
+    listed_ports = ("state",)
     device_outputs = ("state",)
 
     starts: Tensor
@@ -126,13 +127,13 @@ class Codec(nn.Module, CapturesFunction):
         codes: Tensor | None = None,
         reference: Tensor | list[Tensor] | None = None,
         fresh: Tensor | None = None,
-        state: Tensor | None = None,
+        state: Tensor | list[Tensor] | None = None,
     ) -> dict[str, Tensor | list[Tensor]]:
         """Begin streams, or decode their next frames.
 
         fresh: [B, ...]: returns the state of new streams. reference: int64 [n, groups] of each stream, the frames of
         a recording that the speech goes on from: returns the state after them. codes: int64 [B, n, groups] with state
-        float32 [B, values]: returns pcm int16 [B, samples] and the state after them.
+        float32 [B, values], or its rows: returns pcm int16 [B, samples] and the state after them.
         Raises EngineError on the CPU for an id that is not a code.
         """
         if reference is not None:
