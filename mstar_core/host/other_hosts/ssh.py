@@ -19,6 +19,9 @@ FORWARD: Final = (
     "StreamLocalBindMask=0177",
     *ALIVE,
 )
+SOON: Final = ("-o", "ConnectTimeout=10")
+"""Options of a connection to a host that may not answer at all."""
+
 AGAIN: Final = ("-o", "BatchMode=yes")
 """Options of a connection that never prompts."""
 

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 from mstar_core.errors import Unreachable
 from mstar_core.gateway.fleet.hosts.messages import DeploymentReport
 from mstar_core.host.network import LOOPBACK, free_ports
-from mstar_core.host.other_hosts.ssh import AGAIN, FORWARD, ssh
+from mstar_core.host.other_hosts.ssh import AGAIN, FORWARD, SOON, ssh
 
-OPEN_S: Final = 30.0
+OPEN_S: Final = 60.0
 """Longest login."""
 
 HOLD: Final = "cat >/dev/null"
@@ -39,7 +39,7 @@ class ReplicaForward:
         self.socket = socket
         self.source = (there.url, there.socket)
         self._words = [
-            *("-T", *FORWARD, *AGAIN),
+            *("-T", *SOON, *FORWARD, *AGAIN),
             *("-L", f"{LOOPBACK}:{self._port}:{address}:{parts.port}"),
             *("-L", f"{socket}:{there.socket}"),
             *("--", destination, HOLD),

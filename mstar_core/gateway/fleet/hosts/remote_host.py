@@ -25,7 +25,7 @@ from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder
 from mstar_core.host.other_hosts.contexts import Contexts
-from mstar_core.host.other_hosts.ssh import AGAIN, ALIVE, ssh
+from mstar_core.host.other_hosts.ssh import AGAIN, ALIVE, SOON, ssh
 from mstar_core.version import __version__
 
 log = logging.getLogger("mstar.gateway")
@@ -34,7 +34,7 @@ AGENT: Final = ("mstarctl", "serve", "agent")
 SILENCE_S: Final = 15.0
 """Time without a report after which a host is lost, as long as ssh itself waits for a silent host."""
 
-CONNECT_S: Final = 30.0
+CONNECT_S: Final = 60.0
 """Longest time from the start of ssh to the first report."""
 
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
@@ -122,7 +122,7 @@ class RemoteHost:
         """Read the reports of one connection. Raises Unreachable at its end."""
         child = self._child = await asyncio.create_subprocess_exec(
             ssh(),
-            *("-T", *ALIVE, *AGAIN, "--", self._destination, " ".join(AGENT)),
+            *("-T", *SOON, *ALIVE, *AGAIN, "--", self._destination, " ".join(AGENT)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

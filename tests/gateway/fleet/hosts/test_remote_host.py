@@ -108,6 +108,14 @@ async def until(is_so: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
+async def state_of(deployment: str) -> str:
+    """Return the state that a deployment reports at its admin socket, once it answers."""
+    async with asyncio.timeout(LIMIT_S):
+        while (head := await read_head(admin_socket_of(deployment))) is None:
+            await asyncio.sleep(0.05)
+    return head.state
+
+
 def places(fleet: ManagedFleet) -> set[tuple[str, str]]:
     """Return host and state of each deployment."""
     return {(each.host, each.state) for status in fleet.models() for each in status.places}
@@ -119,8 +127,7 @@ async def test_a_killed_host_is_marked_lost_and_its_replica_starts_on_another(
     async with fleet_on(runtime / "state", "gpu7", "gpu8", replicas="1") as fleet:
         (replica,) = await fleet.ready(MODEL, lambda progress: None)
         assert replica.deployment == f"gpu7/{MODEL}" and other_hosts.running("gpu7") == [MODEL]
-        head = await read_head(admin_socket_of(replica.deployment))
-        assert head is not None and head.state == "ready", "its admin socket is reached here"
+        assert await state_of(replica.deployment) == "ready", "its admin socket is reached here"
         (status,) = fleet.models()
         assert status.held == {"gpu7/cpu:0": 900 << 20} and places(fleet) == {("gpu7", "ready")}
 
