@@ -111,7 +111,7 @@ async def until(is_so: Callable[[], object]) -> None:
 async def state_of(deployment: str) -> str:
     """Return the state that a deployment reports at its admin socket, once it answers."""
     async with asyncio.timeout(LIMIT_S):
-        while (head := await read_head(admin_socket_of(deployment))) is None:
+        while (head := await read_head(admin_socket_of(deployment))) is None:  # noqa: ASYNC110  # another process
             await asyncio.sleep(0.05)
     return head.state
 
