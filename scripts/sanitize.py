@@ -31,8 +31,14 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TOOLKIT: Final = Path("/usr/local/cuda")
-TOOLS: Final = {"memcheck": "kernels and not captured", "racecheck": "kernels", "synccheck": "kernels"}
-"""Tool -> its tests. memcheck runs without a pooling allocator, and therefore without CUDA graph capture."""
+TOOLS: Final = {
+    "memcheck": "kernels and not captured",
+    "racecheck": "kernels and not many",
+    "synccheck": "kernels",
+}
+"""Tool -> its tests. memcheck runs without a pooling allocator, and therefore without CUDA graph capture. racecheck
+itself fails with an internal error on products of many experts, in which memcheck finds nothing.
+"""
 
 UNPOOLED: Final = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 OPTIONS: Final = {"memcheck": ("--report-api-errors", "no")}
