@@ -16,9 +16,9 @@ from mstar_core.gateway.fleet.hosting import Need
 from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.hosts.names import host_of
 from mstar_core.gateway.fleet.hosts.placing import Option, everywhere, ordered
-from mstar_core.gateway.fleet.managed_model import Failure, ManagedModel, Member
+from mstar_core.gateway.fleet.managed_model import TURN_S, Failure, ManagedModel, Member
 from mstar_core.gateway.fleet.owned import OwnedNames
-from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victim, held_by_device, refusal, shortages
+from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victims, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, hosts_of
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 
 SCAN_S: Final = 1.0
 """Time between two readings of the heads of all deployments."""
-
-TURN_S: Final = 10.0
-"""Wait for memory after which a model in use stops to take requests and makes room, unless it is pinned."""
 
 PATIENCE_S: Final = 300.0
 """Longest wait for memory before requests are refused."""
@@ -288,11 +285,15 @@ class ManagedFleet:
         names = [name for model in self._models.values() for name in model.names()]
         known = set(names)
         names += [member.name for member in self._members.values() if member.name not in known]
+        moves = {name: member.moves for name, member in self._members.items()}
         heads = await self._hosts.heads(names)
         now = self._clock.now()
         for model in self._models.values():
             for name in dict.fromkeys([*model.names(), *(member.name for member in model.members)]):
-                if name in heads or name in self._members:
+                member = self._members.get(name)
+                if member is not None and member.moves != moves.get(name, 0):
+                    continue  # it was moved meanwhile: its head may be from before
+                if name in heads or member is not None:
                     self._note(model, name, heads.get(name), now)
         self._notify()
         for model in list(self._models.values()):
@@ -325,7 +326,7 @@ class ManagedFleet:
             return  # a silent supervisor does not keep its api from serving
         was_awake, member.state = member.state in AWAKE, head.model_state
         if member.state in AWAKE and not was_awake:
-            self._has_come(member)
+            self._has_come(member, now if model.task is None else model.began)
         member.reported = max(0, head.running + head.waiting - member.running)
         if member.reported:
             member.last_used = now
@@ -431,9 +432,9 @@ class ManagedFleet:
         need = await self._need(model, asleep.host)
         try:
             async with self._room(model, need, asleep.name, patience_s):
-                await self._taken(lambda: self._hosts.wake(asleep.name), model, need, asleep.name, patience_s)
+                await self._taken(lambda: self._wake(asleep), model, need, asleep.name, patience_s)
                 asleep.state = ModelState.READY
-                self._has_come(asleep)
+                self._has_come(asleep, model.began)
             return WOKEN
         except StateConflict:  # another gateway, or a request at its own port, wakes it
             await self._clock.wait(asyncio.Event(), SCAN_S)
@@ -522,8 +523,14 @@ class ManagedFleet:
             member.state = ModelState.ABSENT  # until the next scan finds what is left of it
             raise
         finally:
-            self._has_come(member)
+            self._has_come(member, model.began)
         return LOADED
+
+    async def _wake(self, member: Member) -> None:
+        began = self._clock.now()
+        await self._hosts.wake(member.name)
+        member.wake_s = self._clock.now() - began
+        member.moves += 1
 
     async def _free_name(self, model: ManagedModel, host: str) -> str:
         """Return the name of the next deployment of a host, after one that has failed was ended. Raises Unavailable."""
@@ -540,9 +547,10 @@ class ManagedFleet:
         await self._end(failed)
         return failed.name
 
-    def _has_come(self, member: Member) -> None:
-        """Keep a deployment awake for the requests that have waited for it."""
+    def _has_come(self, member: Member, began: float) -> None:
+        """Keep a deployment awake for the requests that have waited for it. began: time of its load or wake."""
         now = self._clock.now()
+        member.came_s = now - began
         member.last_used = member.woken_at = now
         member.handed = 0
         member.kept_until = now + HANDED_S
@@ -632,10 +640,10 @@ class ManagedFleet:
             if now - began >= patience_s > 0 or not can_suffice(models, short, model, now, may_wait=patience_s > 0):
                 raise refusal(model.name, short, model.expected_s())
             is_late = patience_s > 0 and now - began >= TURN_S
-            victim = choose_victim(models, short, model, now, turn_s=TURN_S if is_late else None)
-            if victim is not None:
-                model.waits_for = f"waits for {victim.member.name} to make room"
-                await self._yield(victim)
+            victims = choose_victims(models, short, model, now, is_late=is_late)
+            if victims:
+                model.waits_for = f"waits for {', '.join(each.member.name for each in victims)} to make room"
+                await asyncio.gather(*map(self._yield, victims))
                 continue
             if patience_s <= 0:
                 raise refusal(model.name, short, model.expected_s())
@@ -674,9 +682,11 @@ class ManagedFleet:
                 await self._end(member)
                 return
             try:
-                level = self._level(victim)
+                level = member.level = self._level(victim)
+                began = self._clock.now()
                 await self._hosts.sleep(member.name, level)
-                member.state, member.level = ModelState.SLEEPING, level
+                member.slept_s = self._clock.now() - began
+                member.state, member.rest = ModelState.SLEEPING, self._rest(victim)
             except StateConflict:
                 member.reported, member.last_used = max(1, member.reported), self._clock.now()
             except MstarError as error:
@@ -689,14 +699,26 @@ class ManagedFleet:
             member.reported = max(1, member.reported)
         finally:
             member.is_moving = False
+            member.moves += 1
             self._notify()
+
+    def _rest(self, victim: Victim) -> dict[str, int]:
+        """Return the bytes by key that a deployment holds in its sleep."""
+        need = victim.model.needs.get(victim.member.host)
+        name = victim.member.name
+        keys = () if need is None else need.claims
+        return {key: sum(h.held_bytes or 0 for h in self._hosts.holders(key) if h.name == name) for key in keys}
 
     def _level(self, victim: Victim) -> int:
         """Return 1 if the weights fit the host memory for sleeping models, 2 otherwise: they are read again then."""
         host, needs = victim.member.host, victim.model.needs
         own = needs[host].claims_bytes if host in needs else 0
         most = self._serve.memory.host_bytes
-        room = self._hosts.host_memory(host) // 2 if most is None else most - self._copied_bytes(victim.member.name)
+        if most is None:  # those that fall asleep meanwhile have not taken theirs yet
+            moving = [model.needs.get(host) for model in self._models.values() for m in model.members if m.is_moving]
+            room = self._hosts.host_memory(host) // 2 + own - sum(need.claims_bytes for need in moving if need)
+        else:
+            room = most - self._copied_bytes(victim.member.name)
         return 1 if own <= room else 2
 
     def _copied_bytes(self, but: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,12 @@ from mstar_core.gateway.parts import LoadProgress, ModelState, Replica, ReplicaP
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.gateway.serve_values import KeepKind
 from mstar_core.host.other_hosts.contexts import LOCAL
+
+TURN_S: Final = 10.0
+"""Longest stay of a model that others wait for: then it takes no new requests and makes room, unless it is pinned."""
+
+CALM_S: Final = 2.0
+"""Time without a request after which a model that has just come makes room."""
 
 GUESS_S: Final = 30.0
 """Time of a load or wake before one was measured."""
@@ -31,8 +37,10 @@ class Member:
     """One deployment of a model. level: of its sleep. running: requests of this gateway; reported: of other
     clients, as of the last head.
 
-    last_used: time of the last request. woken_at: of the last load or wake. kept_until: it was handed out to
-    `handed` requests that have not begun yet, or has just become able to serve those that wait.
+    last_used: time of the last request. woken_at: of the last load or wake, which took came_s with its wait for room.
+    rest: bytes by key of the ledger that it kept in its last sleep. slept_s, wake_s: time of its last sleep and wake,
+    without waits for room. moves: sleeps and wakes so far. kept_until: it was handed out to `handed` requests that
+    have not begun yet, or has just become able to serve those that wait.
     is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment. log_dir: of
     the deployment for which that is known, empty if none runs. is_lost: its host cannot be reached; the deployment may
     run there.
@@ -47,6 +55,11 @@ class Member:
     reported: int = 0
     last_used: float = 0.0
     woken_at: float = float("-inf")
+    came_s: float = 0.0
+    rest: Mapping[str, int] = field(default_factory=dict)
+    slept_s: float = 0.0
+    wake_s: float = 0.0
+    moves: int = 0
     kept_until: float = 0.0
     handed: int = 0
     is_moving: bool = False
@@ -61,8 +74,8 @@ class Member:
 
     @property
     def is_copied(self) -> bool:
-        """Whether it sleeps with its weights on the host."""
-        return self.state is ModelState.SLEEPING and self.level == 1
+        """Whether it sleeps, or falls asleep, with its weights on the host."""
+        return (self.state is ModelState.SLEEPING or self.is_moving) and self.level == 1
 
     @property
     def is_awake(self) -> bool:
@@ -72,6 +85,19 @@ class Member:
     def is_busy(self, now: float) -> bool:
         """Whether requests run on it, or are about to."""
         return self.running > 0 or self.reported > 0 or now < self.kept_until
+
+    def worth(self, now: float) -> float:
+        """Return the time that its sleep and next wake take over that since its last request: the least makes room."""
+        return max(1.0, self.slept_s + self.wake_s) / max(1e-3, now - self.last_used)
+
+    def is_free(self, now: float) -> bool:
+        """Whether it may make room at once.
+
+        One that has just come stays for as long as that took, if requests follow each other: else models that do not
+        fit together would move for most of the time, and each would serve one request.
+        """
+        stays = now - self.woken_at < min(TURN_S, self.came_s) and now - self.last_used < CALM_S
+        return not stays and not self.is_busy(now)
 
 
 @dataclass(slots=True, kw_only=True)

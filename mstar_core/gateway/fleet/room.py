@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mstar_core.errors import Unavailable
 from mstar_core.gateway.fleet.hosting import Need
-from mstar_core.gateway.fleet.managed_model import ManagedModel, Member
+from mstar_core.gateway.fleet.managed_model import TURN_S, ManagedModel, Member
 from mstar_core.gateway.parts import ModelState
 from mstar_core.host.gpu_locks import Holder, device_text, gib
 
@@ -68,36 +68,76 @@ class Victim:
     is_ended: bool
 
 
-def choose_victim(
-    models: Sequence[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, turn_s: float | None
-) -> Victim | None:
-    """Return the deployment that makes room: the least recently used one that holds memory of a device that is short.
+def choose_victims(
+    models: Sequence[ManagedModel], short: Sequence[Shortage], wanted: ManagedModel, now: float, *, is_late: bool
+) -> list[Victim]:
+    """Return the deployments that make room now, none if it is better to wait.
 
-    Deployments that are idle go to sleep first; sleeping ones end if that frees enough. Pinned models and
-    deployments in use are never chosen. turn_s: choose one in use, whose requests finish first, if it has served for so
-    long since it was loaded or woken; None: choose none in use.
+    Of the deployments that hold memory of a device that is short, no more than suffice give theirs, those of the least
+    worth first: free ones go to sleep; sleeping ones end if that frees enough; else models in use are waited for, and
+    none sleeps beside them in vain. Pinned models are never chosen. is_late: choose also models in use, whose requests
+    finish first, if they have had their turn since they were loaded or woken.
     """
     holding = {holder.name for each in short for holder in each.holders if holder.held_bytes != 0}
-    chosen: list[tuple[tuple[int, float], Victim]] = []
-    for model in models:
-        for member in model.members:
-            if member.name not in holding or member.is_moving or model is wanted:
-                continue
-            has_served = turn_s is not None and now - member.woken_at >= turn_s
-            if member.is_awake and not model.is_pinned and (has_served or not member.is_busy(now)):
-                is_ended = model.ends(member)
-                if is_ended and not member.is_own:
-                    continue
-                chosen.append(((0, member.last_used), Victim(model=model, member=member, is_ended=is_ended)))
-            elif member.state is ModelState.SLEEPING and member.is_own:
-                chosen.append(((1, member.last_used), Victim(model=model, member=member, is_ended=True)))
-    if not chosen:
+    others = [(model, m) for model in models if model is not wanted for m in model.members if m.name in holding]
+    coming = [member for model, member in others if member.is_moving]
+    awake = sorted(
+        (_victim(model, member) for model, member in others if member.is_awake and not model.is_pinned),
+        key=lambda each: each.member.worth(now),
+    )
+    awake = [each for each in awake if each.member.is_own or not each.is_ended]
+    free = [each for each in awake if each.member.is_free(now)]
+    ends = [
+        Victim(model=model, member=member, is_ended=True)
+        for model, member in others
+        if member.state is ModelState.SLEEPING and member.is_own and not member.is_moving
+    ]
+    ends.sort(key=lambda each: each.member.last_used)
+    chosen = fewest(free, short, coming)
+    if chosen is None:
+        chosen = fewest([*free, *ends], short, coming)
+    if chosen is None:
+        all_awake = [*free, *(each for each in awake if each not in free)]
+        chosen = fewest(all_awake, short, coming)
+        if chosen is None:  # only with the rests of sleeping ones, or with one that is loading
+            chosen = all_awake[:1]
+    return [
+        each
+        for each in chosen
+        if not each.member.is_awake or each.member.is_free(now) or is_late and now - each.member.woken_at >= TURN_S
+    ]
+
+
+def _victim(model: ManagedModel, member: Member) -> Victim:
+    return Victim(model=model, member=member, is_ended=model.ends(member))
+
+
+def fewest(candidates: Sequence[Victim], short: Sequence[Shortage], coming: Sequence[Member]) -> list[Victim] | None:
+    """Return the candidates without those that are not needed, the last ones first, None if all do not suffice.
+
+    coming: give their memory by themselves.
+    """
+    if not _suffices(candidates, short, coming):
         return None
-    victim = min(chosen, key=lambda pair: pair[0])[1]
-    is_asleep = victim.member.state is ModelState.SLEEPING
-    if is_asleep and not can_suffice(models, short, wanted, now, may_wait=False):
-        return None  # its rest does not suffice: a model that becomes idle makes room instead
-    return victim
+    kept = list(candidates)
+    for each in reversed(candidates):
+        rest = [one for one in kept if one is not each]
+        kept = rest if _suffices(rest, short, coming) else kept
+    return kept
+
+
+def _suffices(victims: Sequence[Victim], short: Sequence[Shortage], coming: Sequence[Member]) -> bool:
+    rests = {each.member.name: {} if each.is_ended else each.member.rest for each in victims}
+    rests |= {member.name: member.rest for member in coming}
+    for each in short:
+        given = sum(
+            (each.total_bytes if holder.held_bytes is None else holder.held_bytes) - rests[holder.name].get(each.key, 0)
+            for holder in each.holders
+            if holder.name in rests
+        )
+        if given < each.short_bytes:
+            return False
+    return True
 
 
 def can_suffice(
@@ -114,7 +154,7 @@ def can_suffice(
         for member in model.members
         if member.is_moving
         or (member.state is ModelState.SLEEPING and member.is_own)
-        or (not model.is_pinned and member.is_awake and (may_wait or not member.is_busy(now)))
+        or (not model.is_pinned and member.is_awake and (may_wait or member.is_free(now)))
         or (not model.is_pinned and member.state is ModelState.LOADING and may_wait)
     }
     return all(

@@ -119,10 +119,60 @@ def test_the_least_recently_used_idle_model_sleeps_and_wakes_again(tmp_path: Pat
         await stage.later(5)
         assert await waiting == ["a"] and (stage.status("a").loads, stage.status("a").wakes) == (1, 1)
         assert stage.status("a").sleep_level == 0
-        assert stage.host.log[4:] == ["sleep b", "sleep c", "wake a"], "b was used before c, and did not suffice"
+        assert stage.host.log[4:] == ["sleep c", "wake a"], "b was used before c, but c alone suffices"
 
     stage = played(play, tmp_path, THREE)
     assert stage.host.used("0") <= TOTAL
+
+
+def test_no_model_sleeps_beside_one_in_use_that_must_make_room_anyway(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.request("b")
+        await stage.later(3)
+        (replica,) = await stage.fleet.ready("c", stage.progress.append)
+        with stage.fleet.using(replica):
+            waiting = asyncio.create_task(stage.ready("a"))
+            await stage.later(5)
+            assert stage.host.log == ["start b", "start c"], "b is idle, but too small"
+        await stage.later(3)
+        assert await waiting == ["a"] and stage.host.log == ["start b", "start c", "sleep c", "start a"]
+
+    played(play, tmp_path, THREE)
+
+
+def test_what_is_slow_to_sleep_and_wake_makes_room_last(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        for name in ("slow", "fast"):
+            await stage.request(name)
+        await stage.later(4)
+        now = stage.clock.now()
+        for model in ("slow", "fast"):
+            member = stage.fleet._models[model].members[0]
+            member.slept_s, member.last_used = {"slow": 16.0, "fast": 1.0}[model], now - {"slow": 6, "fast": 3}[model]
+        waiting = asyncio.create_task(stage.ready("more"))
+        await stage.later(3)
+        assert await waiting == ["more"] and stage.host.log[2:] == ["sleep fast", "start more"]
+
+    played(play, tmp_path, {"slow": {"0": 40}, "fast": {"0": 40}, "more": {"0": 40}})
+
+
+def test_a_model_that_has_just_come_stays_while_requests_follow_each_other(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        stage.host.is_slow = True
+        first = asyncio.create_task(stage.ready("a"))
+        await stage.later(8)
+        stage.host.finish("a")
+        stage.host.is_slow = False
+        await first
+        waiting = asyncio.create_task(stage.ready("c"))
+        for _ in range(6):
+            await stage.request("a")
+            await stage.later(1)
+        assert not waiting.done() and stage.host.log == ["start a"]
+        await stage.later(4)
+        assert await waiting == ["c"] and stage.host.log == ["start a", "sleep a", "start c"]
+
+    played(play, tmp_path, THREE)
 
 
 def test_a_wake_shows_its_progress_to_requests_and_operators(tmp_path: Path) -> None:
