@@ -33,7 +33,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 TOOLKIT: Final = Path("/usr/local/cuda")
 TOOLS: Final = {
     "memcheck": "kernels and not captured",
-    "racecheck": "kernels and not many",
+    "racecheck": "kernels and not experts-many",
     "synccheck": "kernels",
 }
 """Tool -> its tests. memcheck runs without a pooling allocator, and therefore without CUDA graph capture. racecheck

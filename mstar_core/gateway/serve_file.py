@@ -166,7 +166,10 @@ class ServeFile(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: Annotated[str | None, ConfigKey("PEM file with the certificate's key.")] = None
     sleepable: Annotated[
         bool | None,
-        ConfigKey("Value of `sleepable` of all models that do not set it.", default_text="that of the deployment file"),
+        ConfigKey(
+            "Value of `sleepable` of all models that do not set it.",
+            default_text="true, or that of a model's own deployment file",
+        ),
     ] = None
     hosts: Annotated[
         tuple[str, ...],

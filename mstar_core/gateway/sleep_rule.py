@@ -5,14 +5,15 @@ from __future__ import annotations
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
 from mstar_core.gateway.serve_values import KeepKind
 
-WAY_OUT = "sleepable: true of the model, or of all models, lets it sleep"
+WAY_OUT = "sleepable: true of the model lets it sleep"
 
 
 def with_default(entry: ModelEntry, serve: ServeFile) -> bool | None:
-    """Return the value of `sleepable` for a model's deployments, None to leave it to the deployment file."""
+    """Return the value of `sleepable` for a model's deployments, None to leave it to its own deployment file."""
     if "sleepable" in entry.set:
         return entry.set["sleepable"] is True
-    return serve.sleepable if entry.sleepable is None else entry.sleepable
+    chosen = serve.sleepable if entry.sleepable is None else entry.sleepable
+    return None if chosen is None and _has_own_file(entry) else chosen is not False
 
 
 def can_sleep(entry: ModelEntry, serve: ServeFile, *, has_gpu: bool) -> bool | None:
@@ -24,10 +25,11 @@ def can_sleep(entry: ModelEntry, serve: ServeFile, *, has_gpu: bool) -> bool | N
         return None
     if entry.device == "cpu" or entry.device is None and not has_gpu:
         return True
-    chosen = with_default(entry, serve)
-    if chosen is None and (entry.file is not None or str(entry.target).endswith((".yaml", ".yml"))):
-        return None
-    return bool(chosen)
+    return with_default(entry, serve)
+
+
+def _has_own_file(entry: ModelEntry) -> bool:
+    return entry.file is not None or str(entry.target).endswith((".yaml", ".yml"))
 
 
 def caution_of(entry: ModelEntry, can: bool | None) -> str:

@@ -25,17 +25,19 @@ def sleepers(serve: ServeFile, *, has_gpu: bool) -> dict[str, bool | None]:
     return {entry.name: can_sleep(entry, serve, has_gpu=has_gpu) for entry in serve.models.values()}
 
 
-def test_gpus_sleep_only_where_a_line_says_so() -> None:
+def test_models_sleep_but_where_a_line_or_their_own_file_says_otherwise() -> None:
     serve = read_serve(parse(MODELS, "serve.yaml"))
-    known = {"plain": False, "chosen": True, "barred": False, "inner": True, "cpu": True, "file": None, "far": None}
+    known = {"plain": True, "chosen": True, "barred": False, "inner": True, "cpu": True, "file": None, "far": None}
     assert sleepers(serve, has_gpu=True) == known
     without = sleepers(serve, has_gpu=False)
     assert without.pop("far") is None and set(without.values()) == {True}
 
 
-def test_one_line_lets_all_models_sleep_but_those_that_say_otherwise() -> None:
+def test_one_line_decides_for_all_models_but_those_that_say_otherwise() -> None:
     serve = read_serve(parse(f"sleepable: true\n{MODELS}", "serve.yaml"))
     assert [name for name, can in sleepers(serve, has_gpu=True).items() if can is False] == ["barred"]
+    serve = read_serve(parse(f"sleepable: false\n{MODELS}", "serve.yaml"))
+    assert [name for name, can in sleepers(serve, has_gpu=True).items() if can] == ["chosen", "inner", "cpu"]
 
 
 def test_a_rule_that_needs_a_sleep_names_the_line_that_allows_it() -> None:

@@ -83,10 +83,10 @@ def test_the_plan_says_whether_the_deployment_can_sleep(tool: Cli, two_gpus: Pat
 def test_a_gateway_warns_of_a_rule_that_needs_a_sleep_on_gpus(tool: Cli, two_gpus: Path) -> None:
     file = two_gpus / "serve.yaml"
     file.write_text("models:\n  voice: {target: orpheus, keep: idle 10m}\n")
+    assert "keep is idle" not in tool("serve", str(file), "--dry-run").err
+    file.write_text(f"sleepable: false\n{file.read_text()}")
     said = tool("serve", str(file), "--dry-run")
     assert said.code == 0 and "voice: keep is idle 10m" in said.err and "sleepable: true" in said.err
-    file.write_text(f"sleepable: true\n{file.read_text()}")
-    assert "keep is idle" not in tool("serve", str(file), "--dry-run").err
 
 
 def test_up_is_refused_where_the_budget_is_not_free_now(tool: Cli, two_gpus: Path) -> None:

@@ -380,15 +380,17 @@ def test_a_model_that_cannot_sleep_is_known_before_its_first_request_and_ends_wh
         assert stage.status("a").state is ModelState.ABSENT
 
     host = FakeHost(THREE, unplaced={"a"})
-    played(play, tmp_path, THREE, host, a={"keep_text": "idle 10s"}, b={"keep_text": "idle 10s"})
+    own = {"file": "own.yaml"}  # the file decides
+    idle = {**own, "keep_text": "idle 10s"}
+    played(play, tmp_path, THREE, host, a=idle, b=idle, c=own)
 
 
 def test_a_changed_default_of_all_models_replaces_their_deployments(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("a")
-        await stage.fleet.apply(ServeFile(models=stage.serve.models, discover=False, sleepable=True))
+        await stage.fleet.apply(ServeFile(models=stage.serve.models, discover=False, sleepable=False))
         await stage.later(2)
-        assert stage.host.log == ["start a", "replace a"] and stage.host.entries["a"].sleepable is True
+        assert stage.host.log == ["start a", "replace a"] and stage.host.entries["a"].sleepable is False
 
     played(play, tmp_path, {"a": {"0": 40}})
 
