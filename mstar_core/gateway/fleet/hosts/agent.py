@@ -36,7 +36,7 @@ class HostAgent:
         self._sending = asyncio.Lock()
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """AgentAnswer calls until the gateway closes the connection."""
+        """Answer calls until the gateway closes the connection."""
         self._spawn(self._report())
         try:
             while line := await reader.readline():

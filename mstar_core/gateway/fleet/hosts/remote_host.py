@@ -113,9 +113,9 @@ class RemoteHost:
         while True:
             try:
                 await self._follow()
-            except MstarError as error:
+            except (MstarError, OSError) as error:
                 failures = failures + 1 if self._fault is not None else 1
-                await self._lose(error)
+                await self._lose(error if isinstance(error, MstarError) else self._unreachable(str(error)))
             await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1])
 
     async def _follow(self) -> None:

@@ -231,3 +231,18 @@ async def test_connections_of_a_killed_gateway_are_removed(other_hosts: OtherHos
     await host.start()
     await host.close()
     assert not left.parent.exists()
+
+
+def test_a_host_whose_ssh_cannot_be_run_has_a_fault(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ssh", lambda: str(runtime))  # a folder
+
+    async def play() -> MstarError | None:
+        host = RemoteHost("gpu7", "gpu7")
+        async with asyncio.timeout(LIMIT_S):
+            await host.start()
+        fault = host.fault
+        await host.close()
+        return fault
+
+    fault = asyncio.run(play())
+    assert fault is not None and fault.code == "host_unreachable"
