@@ -126,8 +126,12 @@ class Fleet(Protocol):
         """Take over changed models and budgets. Requests that run are not disturbed."""
         ...
 
+    def names(self) -> Sequence[str]:
+        """Return the names of all models in order, for each request: cheap, as states and memory are not looked up."""
+        ...
+
     def models(self) -> Sequence[ModelStatus]:
-        """Return all models, by name."""
+        """Return all models, by name. Reads the ledger of memory."""
         ...
 
     def resolve(self, name: str) -> str | None:

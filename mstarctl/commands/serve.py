@@ -246,8 +246,10 @@ def add(
     entry = {word: value for word, value in fields.items() if value is not None}
     if not entry.keys() & {"target", "url"}:
         raise UsageError("nothing to serve is given", hint="mstarctl serve add NAME TARGET, or --url URL")
-    check_starts(ServeFile(models={model: read_entry(model, wrap(entry, "serve add"))}), printer)
+    added = {model: read_entry(model, wrap(entry, "serve add"))}
     with AdminClient.of(find_gateway(gateway)) as admin:
+        sleepable = admin.get("/v1/config")["serve"]["sleepable"]
+        check_starts(ServeFile(models=added, sleepable=sleepable), printer)
         answer = admin.send("/v1/models", {"name": model, "entry": entry})
         printer.say(f"{admin.name}: serves {model}")
         if caution := answer.get("caution"):

@@ -114,10 +114,13 @@ class FakeFleet:
     async def apply(self, serve: ServeFile) -> None:
         """Do nothing."""
 
+    def names(self) -> Sequence[str]:
+        """Return the names of the models."""
+        return sorted({fake.model for fake in self.fakes})
+
     def models(self) -> Sequence[ModelStatus]:
         """Return one status for the fakes of each model."""
-        names = sorted({fake.model for fake in self.fakes})
-        return [self._status(name, [fake for fake in self.fakes if fake.model == name]) for name in names]
+        return [self._status(name, [fake for fake in self.fakes if fake.model == name]) for name in self.names()]
 
     def _status(self, name: str, fakes: list[FakeDeployment]) -> ModelStatus:
         replicas = tuple(fake.replica for fake in fakes)

@@ -107,8 +107,8 @@ class FakeHost:
     """Deployments and their ledger. needs: bytes by model and key. log: of what the fleet did, in order.
 
     is_slow: starts end only at `finish`. refuses_sleep: names whose sleep is refused. unplaced: models whose plan says
-    that they cannot sleep. may_wake: wakes end only once it is set. failures: errors of next starts. entries: of the
-    last launches.
+    that they cannot sleep. may_wake: wakes end only once it is set. looks: readings of the ledger. failures: errors of
+    next starts. entries: of the last launches.
     """
 
     needs: Mapping[str, Mapping[str, int]]
@@ -126,6 +126,7 @@ class FakeHost:
     free_memory: int = 1000
 
     fault: MstarError | None = None
+    looks: int = 0
 
     async def start(self) -> None:
         """Do nothing."""
@@ -229,6 +230,7 @@ class FakeHost:
         self.deployments.pop(name, None)
 
     def holders(self, key: str) -> Sequence[Holder]:
+        self.looks += 1
         return [Holder(pid=1, name=d.name, held_bytes=d.held[key]) for d in self.deployments.values() if key in d.held]
 
     def used(self, key: str) -> int:

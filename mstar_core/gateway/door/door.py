@@ -163,7 +163,7 @@ class Door:
     # -- the model of a request ----------------------------------------------------------------------------------------
 
     def _names(self, key: str | None) -> list[str]:
-        return list(self.gate.models_of(key, [status.name for status in self.fleet.models()]))
+        return list(self.gate.models_of(key, self.fleet.names()))
 
     def _named(self, ask: Ask) -> str | None:
         """Return the name that a request gives its model outside of its body."""
@@ -249,7 +249,7 @@ class Door:
     async def _forward(self, ask: Ask) -> web.StreamResponse:
         is_named = self._named(ask) is not None
         if not ask.is_upgrade:
-            await ask.look(self.held, needs_model=not is_named and len(self.fleet.models()) > 1)
+            await ask.look(self.held, needs_model=not is_named and len(self.fleet.names()) > 1)
         if ask.parts.id and not is_named and self._is_searched(self._owner(ask)):
             found = await self._searched(ask)
             if found is not None:

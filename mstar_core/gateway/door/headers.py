@@ -49,6 +49,7 @@ FORWARDED_PREFIX: Final = "X-Forwarded-Prefix"
 
 _CLIENT_ID: Final = re.compile(r"[!-.0-~]{1,128}")
 _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = tuple(first + second for first in _CROCKFORD for second in _CROCKFORD)
 
 
 def request_headers(
@@ -112,7 +113,7 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     if _CLIENT_ID.fullmatch(given):
         return given
     number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    return "req-" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+    return "req-" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
 
 
 def peer_of(transport: Any) -> str:

@@ -143,9 +143,18 @@ class ManagedFleet:
 
     # -- what the door reads --------------------------------------------------------------------------------------
 
+    def names(self) -> Sequence[str]:
+        """Return the names of all models in order."""
+        ours = self._ours()
+        return sorted([*self._models, *(name for name in self._others.names() if name not in ours)])
+
+    def _ours(self) -> set[str]:
+        """Return the names that deployments of models of this gateway have, or may get."""
+        return set(self._members) | {name for model in self._models.values() for name in model.names()}
+
     def models(self) -> Sequence[ModelStatus]:
-        """Return all models, by name."""
-        ours = set(self._members) | {name for model in self._models.values() for name in model.names()}
+        """Return all models, by name. Reads the ledger of memory."""
+        ours = self._ours()
         others = [status for status in self._others.models() if status.name not in ours]
         return sorted([*map(self._status, self._models.values()), *others], key=lambda status: status.name)
 

@@ -72,6 +72,10 @@ class RunningFleet:
         self.serve = serve
         await self.scan()
 
+    def names(self) -> Sequence[str]:
+        """Return the names of the found deployments and of the entries with a url, in order."""
+        return sorted({*self.found, *self._links()})
+
     def models(self) -> Sequence[ModelStatus]:
         """Return the found deployments and the entries with a url, by name."""
         found = [self._status(each) for each in self.found.values()]

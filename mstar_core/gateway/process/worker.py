@@ -24,6 +24,7 @@ from mstar_core.gateway.assembly import make_fleet, make_gate
 from mstar_core.gateway.door.affinity import Affinity
 from mstar_core.gateway.door.door import Door
 from mstar_core.gateway.door.kept_ids import KeptIds
+from mstar_core.gateway.fleet.local_host import command_error
 from mstar_core.gateway.parts import Fleet, Gate
 from mstar_core.gateway.process.admin import AdminRoutes
 from mstar_core.gateway.process.keeper import HANDOVER, READY, spec_file
@@ -207,10 +208,26 @@ class GatewayWorker:
         task.add_done_callback(self._reloads.discard)
 
     async def _reload_logged(self) -> None:
+        """Reload as `mstarctl serve reload` does, which plans the models first."""
         try:
+            if self.spec.serve.path is not None:
+                await check_command(self.spec.serve.path)
             await self.reload()
         except MstarError as error:
             log.error("the configuration was not reloaded: %s", error)
+
+
+async def check_command(path: str) -> None:
+    """Let `mstarctl` check a serve.yaml. Raises StartError for a model that can never start."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mstarctl", "serve", "up", path, "--dry-run"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    if process.returncode:
+        raise command_error(said.decode("utf-8", "replace"), f"{path} cannot be served")
 
 
 def tls_context(serve: ServeFile) -> ssl.SSLContext | None:

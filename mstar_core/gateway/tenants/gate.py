@@ -287,11 +287,15 @@ class TenantGate:
 
     async def until_written(self, written: Future[T]) -> T:
         """Wait for an operation of the store, which a cancelled caller does not stop. Raises Unavailable."""
-        result = asyncio.wrap_future(written)
+        result: asyncio.Future[T] | None = None
         try:
+            if written.done():  # no further turn of the loop
+                return written.result()
+            result = asyncio.wrap_future(written)
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            result.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller reads it
+            if result is not None:
+                result.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller reads it
             raise
         except (sqlite3.Error, OSError) as error:
             log.error("the usage file cannot be written", extra={"facts": {"why": str(error)}})

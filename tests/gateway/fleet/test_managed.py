@@ -125,6 +125,18 @@ def test_the_least_recently_used_idle_model_sleeps_and_wakes_again(tmp_path: Pat
     assert stage.host.used("0") <= TOTAL
 
 
+def test_names_of_models_are_known_without_a_look_at_the_ledger(tmp_path: Path) -> None:
+    """Each request asks for them."""
+
+    async def play(stage: Stage) -> None:
+        await stage.request("b")
+        before = stage.host.looks
+        assert list(stage.fleet.names()) == ["a", "b", "c"] and stage.host.looks == before
+        assert [status.name for status in stage.fleet.models()] == ["a", "b", "c"] and stage.host.looks > before
+
+    played(play, tmp_path, THREE)
+
+
 def test_no_model_sleeps_beside_one_in_use_that_must_make_room_anyway(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("b")

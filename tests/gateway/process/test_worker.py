@@ -1,15 +1,16 @@
-"""Connections of the gateway's server on which no request arrives, and its certificate."""
+"""Connections of the gateway's server on which no request arrives, its certificate, and its reload by a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from mstar_core.errors import ConfigError
-from mstar_core.gateway.process.worker import CountedServer, tls_context
+from mstar_core.errors import ConfigError, StartError
+from mstar_core.gateway.process.worker import CountedServer, check_command, tls_context
 from mstar_core.gateway.serve_file import ServeFile
 from tests.fakes.deployments import serve_on_port
 
@@ -38,3 +39,10 @@ async def test_a_connection_without_a_request_is_closed() -> None:
 def test_a_certificate_that_cannot_be_used_is_named() -> None:
     with pytest.raises(ConfigError, match="the certificate cannot be used"):
         tls_context(ServeFile(tls_cert="/nowhere/a.pem", tls_key="/nowhere/a.key"))
+
+
+async def test_a_signal_reloads_no_file_with_a_model_that_can_never_start(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("models: {chat: no_such_model}\n")
+    with pytest.raises(StartError, match="chat cannot start"):
+        await check_command(str(file))

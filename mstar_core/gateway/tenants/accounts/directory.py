@@ -66,8 +66,9 @@ class Directory:
 
     @property
     def has_tenants(self) -> bool:
-        """Whether keys of requests are those of tenants."""
-        self._refresh()
+        """Whether keys of requests are those of tenants, as of the last caller: asked several times for a request."""
+        if self._version is None:
+            self._refresh()
         return self._is_closed() or bool(self._keys)
 
     def caller(self, key: str | None) -> Caller:
