@@ -1,7 +1,8 @@
 """Cost of the gateway: time that it adds before the first byte of an answer, and processor time per request and chunk.
 
 Client, gateway and a fake deployment that takes 5 ms to answer are three processes on this host. The gateway is the
-door with the gate of a gateway without tenants, which writes down every request. Requests are a conversation in JSON,
+door with the gate of a gateway without tenants, which writes down every request, and with four models that share a
+device, in a ledger of real files. Requests are a conversation in JSON,
 a form, and a form with three camera images, and go to the deployment directly and through each gateway, by turns, so
 that the load of the host meets all alike. `--against TREE` adds the gateway of another checkout. Usage:
 
@@ -21,9 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,9 +34,18 @@ from aiohttp import web
 
 from bench.robot_requests import images_of
 from mstar_core.gateway.door.door import Door
-from mstar_core.gateway.serve_file import ServeFile
+from mstar_core.gateway.fleet.clock import MonotonicClock
+from mstar_core.gateway.fleet.head import DeploymentHead
+from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
+from mstar_core.gateway.fleet.managed import ManagedFleet
+from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.running import RunningFleet
+from mstar_core.gateway.parts import Replica
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile
 from mstar_core.gateway.tenants.gate import TenantGate
-from tests.fakes.deployments import FakeDeployment, FakeFleet, serve_on_port
+from mstar_core.host.gpu_locks import Holder, acquire_gpus, gpu_holders
+from tests.fakes.deployments import FakeDeployment, serve_on_port
+from tests.fakes.fleet import TOTAL, FakeHost
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHUNK: Final = (
@@ -43,6 +53,8 @@ CHUNK: Final = (
 )
 BODY: Final = {"model": "llm", "stream": True, "messages": [{"role": "user", "content": "Tell me about walks. " * 20}]}
 BOUNDARY: Final = "between-the-parts"
+MODELS: Final = ("llm", "omni", "robot", "tts")
+DEVICE: Final = f"bench-{os.getpid()}"
 OUT: Final = Path(__file__).parent / "results" / "gateway" / "cost.json"
 COMPUTE_S: Final = 0.005
 """Time of the fake deployment before its first byte, which is short for a model."""
@@ -112,13 +124,43 @@ async def serve_deployment() -> None:
     await fake.close()
 
 
+@dataclass
+class LedgerHost(FakeHost):
+    """A host whose deployments are all at one address and share a device of the real ledger."""
+
+    url: str = ""
+
+    def holders(self, key: str) -> Sequence[Holder]:
+        """Return the holders, read as a gateway's host reads them."""
+        return gpu_holders(key)
+
+    async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
+        """Return the heads, with the address."""
+        found = await super().heads(names)
+        return {name: (replace(replica, url=self.url), head) for name, (replica, head) in found.items()}
+
+
+async def managed_fleet(url: str, folder: Path) -> ManagedFleet:
+    """Return a fleet of awake models that share a device."""
+    host = LedgerHost({name: {DEVICE: TOTAL // len(MODELS)} for name in MODELS}, url=url)
+    serve = ServeFile(models={name: ModelEntry(target=name, name=name) for name in MODELS}, discover=False)
+    hosts = FleetHosts(lambda name: host)
+    fleet = ManagedFleet(serve, hosts, MonotonicClock(), RunningFleet(serve), OwnedNames(folder))
+    await fleet.start()
+    for name in MODELS:
+        acquire_gpus({"cuda:0": DEVICE}, name, (await host.survey(serve.models[name])).claims)
+        await fleet.ready(name, lambda progress: None)
+    return fleet
+
+
 async def serve_gateway(deployment: str) -> None:
     """Serve a gateway in front of a deployment until stdin closes."""
-    fake = FakeDeployment("llm", url=deployment)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="mg-", dir="/tmp") as folder:
+        os.environ["MSTAR_RUNTIME_DIR"] = folder
         gate = TenantGate(ServeFile(), Path(folder))
         await gate.start()
-        door = Door(FakeFleet([fake]), gate, ServeFile())
+        fleet = await managed_fleet(deployment, Path(folder))
+        door = Door(fleet, gate, ServeFile())
         await door.start()
         server: web.Server[Any] = web.Server(
             door.handle, handler_cancellation=True, auto_decompress=False, access_log=None
@@ -127,6 +169,7 @@ async def serve_gateway(deployment: str) -> None:
         await served(url)
         await close()
         await door.close()
+        await fleet.close(is_final=False)
         await gate.close()
 
 
