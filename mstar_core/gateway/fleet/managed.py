@@ -751,7 +751,9 @@ class ManagedFleet:
             keeps = need.claims_bytes <= most - self._copied_bytes(name)
             if keeps:
                 entry = msgspec.structs.replace(entry, set={**entry.set, "sleep_copies": True})
-        (self._keeping.add if keeps else self._keeping.discard)(name)
+        self._keeping.discard(name)
+        if keeps:
+            self._keeping.add(name)
         return entry
 
     async def _let_go(self, member: Member) -> None:
