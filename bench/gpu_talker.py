@@ -129,7 +129,7 @@ def parts(module: Talker, step: DecodeStep, rows: int) -> dict[str, float]:
         "layers": layers,
         "inputs": lambda: module.frame_vectors(frame) + module.text_vectors(text, ended)[0],
         "head": lambda: module.head(states),
-        "draw of code 0": lambda: step.draw(logits),
+        "draw of code 0": lambda: step._draw(logits),
     }
     found = {}
     for name, call in calls.items():
