@@ -102,8 +102,8 @@ async def test_the_end_of_one_part_ends_all(started: Started, how: str) -> None:
             assert (await api.client.post("/v1/requests/mine/cancel")).status_code < 300
         assert (await asked).status_code >= 400
         await api.clean()
-        cancelled = {message.handle for message in api.fake.of(CancelRequest)}
-        assert {parts[0].handle, parts[3].handle} <= cancelled
+        ended = {parts[0].handle, parts[3].handle}
+        await api.fake.until(lambda: ended <= {message.handle for message in api.fake.of(CancelRequest)})
 
 
 async def test_errors_of_processing_come_before_the_answer(started: Started) -> None:
