@@ -42,7 +42,7 @@ class GroupPart:
 class Group:
     """Items that run concurrently. Read `pieces` to the end; `done` then holds the completion of each item.
 
-    begun: result is None once the first item runs, or the error that an item met before.
+    begun: result is None once the first item runs, or the error that ended it before.
     """
 
     def __init__(
@@ -204,7 +204,13 @@ class Group:
                     await self._grown.wait()
                     await self._run_further(place)
         except Overloaded as error:
+            self._begins(error)
             await self._queue.put(error)
+
+    def _begins(self, error: Exception | None) -> None:
+        """Tell once that the first item runs, or what ended it before."""
+        if not self.begun.done():
+            self.begun.set_result(error)
 
     async def _run_beside(self) -> None:
         """Run parts once there is a place, none if the deployment has no more."""
@@ -222,8 +228,7 @@ class Group:
         try:
             await self._run(index, place, self._exchange.started if started is None else started)
         except Exception as error:  # noqa: BLE001 isolation boundary: one item
-            if not self.begun.done():
-                self.begun.set_result(error)
+            self._begins(error)
             raw = self.calls[index].raw
             await self._queue.put(error if raw is None else raw.renamed(error))
             return False
@@ -255,8 +260,7 @@ class Group:
             goes_on=self._parts is not None and index > 0,
         ) as session:
             self.sessions[index] = session
-            if not self.begun.done():
-                self.begun.set_result(None)
+            self._begins(None)
             async for chunks in session.chunks():
                 if chunks:
                     await self._queue.put(GroupPart(index=index, chunks=chunks, units=session.units))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -11,6 +13,8 @@ import numpy as np
 import pybase64
 import pytest
 
+from mstar_core.api.admission import AdmissionQueue, Place
+from mstar_core.errors import Overloaded
 from mstar_core.messages.requests import CancelRequest, NewRequest
 from tests.api.conftest import Api, Started
 from tests.fakes.conductor import FakeDeployment
@@ -81,6 +85,21 @@ async def test_no_more_parts_run_than_are_asked_for_or_have_a_place(started: Sta
             assert text_of(await ask(api, at_once=at_once)) == WHOLE
             assert len(api.fake.requests) == 4 and most <= 2
             await api.clean()
+
+
+async def test_parts_whose_place_is_taken_while_their_body_is_read_are_refused(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def taken(queue: AdmissionQueue, key: str = "") -> Iterator[Place]:
+        raise Overloaded("the queue is full")
+        yield
+
+    async with started(model=SPEC) as api:
+        monkeypatch.setattr(AdmissionQueue, "place", taken)  # behind the check that comes before the body
+        async with asyncio.timeout(60):
+            refused = await ask(api)
+        assert refused.status_code == 429 and not api.fake.requests
 
 
 async def test_one_at_once_is_one_request(started: Started) -> None:
