@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 from bench.gateway.models import MODELS
-from bench.serving.deployment import gpu_state
+from bench.serving.deployment import TICK_S, gpu_state, parents
 from mstar_core.host.hardware.memory import memory_facts
 
 POLL_S: Final = 0.5
@@ -26,7 +25,6 @@ STALLS_S: Final = 60.0
 """Time from which the end of the logs of its deployment is printed too."""
 
 TAIL: Final = 1500
-TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _SERIES: Final = re.compile(r"^(mstar_gateway_[a-z_]+)(?:\{[^}]*\})? (\S+)$", re.M)
 
 
@@ -67,7 +65,8 @@ class Watch:
         """Return the processor time of the gateway's processes."""
         async with self._admin.get("http://gateway/v1/") as answer:
             keeper = int((await answer.json())["pid"])
-        return sum(processor_s(pid) for pid in (keeper, *children(keeper)))
+        own = [pid for pid, parent in parents().items() if keeper in (pid, parent)]
+        return sum(processor_s(pid) for pid in own)
 
     async def series(self) -> dict[str, float]:
         """Return the gateway's own counters, each summed over its labels."""
@@ -162,13 +161,3 @@ def processor_s(pid: int) -> float:
     except (OSError, IndexError):
         return 0.0
     return (int(fields[11]) + int(fields[12])) * TICK_S
-
-
-def children(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found

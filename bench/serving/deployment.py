@@ -208,7 +208,7 @@ class Served:
         """Return the CPU seconds so far by process; child processes count as `NAME children`."""
         found = {name: process_cpu_s(pid) for name, pid in self.pids.items()}
         owners = {pid: name for name, pid in self.pids.items()}
-        for pid, parent in _parents().items():
+        for pid, parent in parents().items():
             if parent in owners and pid not in owners:
                 name = f"{owners[parent]} children"
                 found[name] = found.get(name, 0.0) + process_cpu_s(pid)
@@ -278,7 +278,8 @@ def process_cpu_s(pid: int) -> float:
     return sum(map(int, fields[11:13])) * TICK_S
 
 
-def _parents() -> dict[int, int]:
+def parents() -> dict[int, int]:
+    """Return the parent of each process."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -15,7 +15,8 @@ from bench.gateway.client import Lost, send
 from bench.gateway.load import met
 from bench.gateway.logs import by_model, copy_logs, events, moves
 from bench.gateway.models import BUDGETS, HOST, MODELS, Ask, asks, write_file
-from bench.gateway.watch import children, last_words, processor_s, progress_of, state_of
+from bench.gateway.watch import last_words, processor_s, progress_of, state_of
+from bench.serving.deployment import parents
 from mstar_core.gateway.serve_file import load_serve_file
 from tests.fakes.deployments import serve_on_port
 
@@ -98,4 +99,4 @@ def test_states_and_progress_are_said_in_words() -> None:
 def test_processor_time_and_children_of_a_process_are_read_from_proc() -> None:
     assert processor_s(os.getpid()) > 0
     assert processor_s(2**22 + 1) == 0
-    assert os.getpid() in children(os.getppid())
+    assert parents()[os.getpid()] == os.getppid()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from mstar_core.errors import MstarError, StartError, StateConflict
 from mstar_core.gateway.fleet.head import DeploymentHead
 from mstar_core.gateway.fleet.hosting import Need
+from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder, MemoryClaim
@@ -56,6 +58,32 @@ class MovedClock:
                 if at <= self.time:
                     due.set()
             await settle()
+
+
+class Staged(Protocol):
+    """A fleet with what a scene needs of it."""
+
+    @property
+    def fleet(self) -> ManagedFleet: ...
+
+
+S = TypeVar("S", bound=Staged)
+
+
+def run_scene(make: Callable[[], S], play: Callable[[S], Any]) -> S:
+    """Run a scene and close the fleet."""
+
+    async def run() -> S:
+        stage = make()
+        await stage.fleet.start()
+        try:
+            async with asyncio.timeout(250):
+                await play(stage)
+        finally:
+            await stage.fleet.close(is_final=False)
+        return stage
+
+    return asyncio.run(run())
 
 
 async def settle() -> None:

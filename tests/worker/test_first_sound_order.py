@@ -43,7 +43,7 @@ from mstar_core.plugin.program import ProgramGenerator
 from mstar_core.worker.state.first_sound import MOST_WAIT_S, FirstSounds
 from mstar_core.worker.state.playback import Playback, Sound
 from mstar_core.worker.state.request import ChunkJob, SpanTotal
-from tests.fakes.speech_model import Utf8
+from tests.fakes.seeing_talker import Processor as SeeingProcessor
 from tests.fakes.virtual_gpu import HostCosts, VirtualGpu, put_on_gpu
 
 FRAME_VALUES = 10
@@ -142,18 +142,12 @@ def spec_of(kind: Kind) -> ModelSpec:
     )
 
 
-class Processor:
+class Processor(SeeingProcessor):
     """Reads every text as 24 ids."""
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         arrays = {"tokens": np.ones(24, dtype=np.int64), "fresh": np.zeros(1, dtype=np.int64)}
         return Inputs(arrays=arrays, prompt_tokens=24)
-
-    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
-        return output.tobytes(), {}
-
-    def detokenizer(self) -> Utf8:
-        return Utf8()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import LoadProgress, ModelState, ModelStatus
 from mstar_core.gateway.serve_file import MemorySpec, ModelEntry, ServeFile
-from tests.fakes.fleet import TOTAL, FakeHost, MovedClock, settle
+from tests.fakes.fleet import TOTAL, FakeHost, MovedClock, run_scene, settle
 
 Needs = Mapping[str, Mapping[str, int]]
 
@@ -67,18 +67,7 @@ class Stage:
 
 def played(play: Callable[[Stage], Any], *arguments: Any, **fields: Any) -> Stage:
     """Run a scene and close the fleet."""
-
-    async def run() -> Stage:
-        stage = Stage(*arguments, **fields)
-        await stage.fleet.start()
-        try:
-            async with asyncio.timeout(250):
-                await play(stage)
-        finally:
-            await stage.fleet.close(is_final=False)
-        return stage
-
-    return asyncio.run(run())
+    return run_scene(lambda: Stage(*arguments, **fields), play)
 
 
 THREE = {"a": {"0": 60}, "b": {"0": 30}, "c": {"0": 50}}

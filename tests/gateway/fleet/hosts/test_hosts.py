@@ -16,7 +16,7 @@ from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import ModelState, ModelStatus
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
-from tests.fakes.fleet import FakeHost, MovedClock
+from tests.fakes.fleet import FakeHost, MovedClock, run_scene
 
 NEEDS = {"a": {"0": 60}, "b": {"0": 60}}
 NAMES = ("local", "gpu7", "gpu8")
@@ -62,17 +62,7 @@ class Stage:
 
 
 def played(play: Callable[[Stage], Any], folder: Path, **fields: Any) -> Stage:
-    async def run() -> Stage:
-        stage = Stage(folder, **fields)
-        await stage.fleet.start()
-        try:
-            async with asyncio.timeout(250):
-                await play(stage)
-        finally:
-            await stage.fleet.close(is_final=False)
-        return stage
-
-    return asyncio.run(run())
+    return run_scene(lambda: Stage(folder, **fields), play)
 
 
 def queue(host: FakeHost, name: str, waiting: int) -> None:
