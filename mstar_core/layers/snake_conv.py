@@ -113,11 +113,13 @@ def convolve(
     keeps_wide: bool = False,
     has_past: bool = False,
     precision: str = "tf32x3",
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the result and its SnakeBeta, [B, made, columns] each. If it is not kept, the first is the second.
 
     x: [B, taken, inner]. has_past: the first `reach` steps of x are earlier inputs, in place of zeros before them.
     residual: [B, made, columns]. precision: of float32 GEMMs: `tf32x3` has the error of float32, `tf32` ten bits.
+    into: memory for the second result, whose windows may lie apart.
     """
     from mstar_core.layers.kernels import snake_conv as kernels  # needs triton, which comes with CUDA
 
@@ -125,8 +127,8 @@ def convolve(
     taps, columns, _ = conv.weight.shape
     reach = 0 if has_past else conv.reach
     outputs = taken - conv.fewer - (conv.reach - reach)
-    bent = torch.empty((batch, outputs, columns), dtype=x.dtype, device=x.device)
-    wide = torch.empty_like(bent) if keeps_wide else bent
+    bent = x.new_empty((batch, outputs, columns)) if into is None else into
+    wide = x.new_empty((batch, outputs, columns)) if keeps_wide else bent
     cut = _tile(batch * outputs, columns, inner, is_wide=x.dtype == torch.float32)
     tiles = math.ceil(outputs / cut["bm"])
     kernels.conv_kernel[(batch * tiles, math.ceil(columns / cut["bn"]))](
@@ -143,6 +145,7 @@ def convolve(
         tiles,
         reach,
         conv.dilation,
+        bent.stride(0),
         inner=inner,
         outer=columns,
         taps=taps,

@@ -48,6 +48,14 @@ def test_what_is_borrowed_is_right_until_the_next_call_and_costs_no_copy() -> No
     assert graphs.counters()["graph_hits"] == 2 and graphs.counters()["graph_misses"] == 1
 
 
+def test_rows_of_a_list_are_a_batch() -> None:
+    graphs = CapturedFunction(doubled, (2,), RecordingCache())
+    assert torch.equal(graphs.borrow(list(rows(2))), doubled(rows(2))), "plainly"
+    captured(graphs)
+    assert torch.equal(graphs.borrow(list(rows(2) + 5)), doubled(rows(2) + 5)), "replayed"
+    assert graphs.counters()["graph_hits"] == 1 and graphs.counters()["graph_misses"] == 1
+
+
 @pytest.mark.parametrize("count", [5, 9])
 def test_rows_that_would_be_padded_by_more_than_a_third_run_plainly(count: int) -> None:
     graphs = CapturedFunction(doubled, (8,), RecordingCache())

@@ -46,6 +46,16 @@ def test_a_causal_convolution_equals_torch(
         torch.testing.assert_close(found.transpose(1, 2).cpu(), expected.detach(), atol=LIMIT, rtol=LIMIT)
 
 
+def test_a_result_goes_behind_room_for_earlier_steps(cuda: torch.device) -> None:
+    conv, x = nn.Conv1d(32, 16, 7).to(cuda), torch.randn(3, 70, 32, device=cuda)
+    fused = FusedConv.causal(conv, snake_of(16).to(cuda), torch.float32)
+    memory = torch.full((3, 5 + 70, 16), 7.0, device=cuda)
+    wide, _ = convolve(fused, x, keeps_wide=True, into=memory[:, 5:])
+    for found, expected in zip((wide, memory[:, 5:]), convolve(fused, x, keeps_wide=True), strict=True):
+        assert torch.equal(found, expected)
+    assert bool((memory[:, :5] == 7).all())
+
+
 @pytest.mark.parametrize("rate", [2, 5])
 def test_an_upsampling_equals_torch(rate: int, cuda: torch.device) -> None:
     torch.manual_seed(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Union
 
 import torch
 
@@ -27,6 +27,9 @@ ItemShape = tuple[torch.dtype, tuple[int, ...]]
 
 ItemShapes = tuple[ItemShape, ...]
 """Those of each input."""
+
+Rows = Union["Tensor", "list[Tensor]"]
+"""An input of a batch, [B, ...] or its rows, which need no copy of the whole."""
 
 
 class FunctionStep(StaticStep["Tensor"]):
@@ -62,34 +65,40 @@ class CapturedFunction:
         self._is_worth = is_worth
         self._buckets: dict[ItemShapes, StepBuckets[FunctionStep]] = {}
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the function of a batch, inputs [B, ...], in memory of its own."""
+    def __call__(self, *inputs: Rows) -> Tensor:
+        """Return the function of a batch, inputs [B, ...] or lists of B rows, in memory of its own."""
         step = self._chosen(inputs)
-        return self._function(*inputs) if step is None else self._replay(step, inputs).clone()
+        return self._plain(inputs) if step is None else self._replay(step, inputs).clone()
 
-    def borrow(self, *inputs: Tensor) -> Tensor:
+    def borrow(self, *inputs: Rows) -> Tensor:
         """Return the function of a batch, possibly in memory that the next call overwrites."""
         step = self._chosen(inputs)
-        return self._function(*inputs) if step is None else self._replay(step, inputs)
+        return self._plain(inputs) if step is None else self._replay(step, inputs)
 
-    def _chosen(self, inputs: tuple[Tensor, ...]) -> FunctionStep | None:
+    def _plain(self, inputs: tuple[Rows, ...]) -> Tensor:
+        return self._function(*(torch.stack(each) if isinstance(each, list) else each for each in inputs))
+
+    def _chosen(self, inputs: tuple[Rows, ...]) -> FunctionStep | None:
         """Return the smallest bucket that holds the batch, padded by half at most; learn and count a missing one."""
         if self._cache is None:
             return None
-        shapes = tuple((each.dtype, tuple(each.shape[1:])) for each in inputs)
+        shapes = tuple((each[0].dtype, tuple(each[0].shape)) for each in inputs)
         self._learn(shapes)
         count, buckets = len(inputs[0]), self._buckets.get(shapes)
         step = None if buckets is None else buckets.smallest(count, most=count * 3 // 2)
         if step is not None:
             self._cache.counts.hits += 1
-        elif self._is_worth(tuple(inputs[0].shape)):
+        elif self._is_worth((count, *shapes[0][1])):
             self._cache.counts.misses += 1
         return step
 
-    def _replay(self, step: FunctionStep, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _replay(self, step: FunctionStep, inputs: tuple[Rows, ...]) -> Tensor:
         count = len(inputs[0])
         for static, given in zip(step.given, inputs, strict=True):
-            static[:count].copy_(given)
+            if isinstance(given, list):
+                torch._foreach_copy_(list(static[:count]), given)
+            else:
+                static[:count].copy_(given)
         return step.run()[:count]
 
     @property

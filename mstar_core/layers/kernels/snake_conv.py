@@ -54,6 +54,7 @@ def conv_kernel(
     tiles,
     reach,
     dilation,
+    apart,
     inner: tl.constexpr,
     outer: tl.constexpr,
     taps: tl.constexpr,
@@ -67,7 +68,8 @@ def conv_kernel(
     """Convolve [windows, taken, inner] to [windows, made, outer].
 
     Output step t reads input steps t + tap * dilation - reach, zeros outside. weight: [taps, outer, inner]; bias,
-    slope, height: float32 [outer]. wide: the sum with bias and residual; bent: its SnakeBeta.
+    slope, height: float32 [outer]. wide: the sum with bias and residual; bent: its SnakeBeta, of
+    windows that lie `apart`.
     """
     window = (tl.program_id(0) // tiles).to(tl.int64)
     step = (tl.program_id(0) % tiles) * bm + tl.arange(0, bm)
@@ -84,7 +86,8 @@ def conv_kernel(
         w = tl.load(weight + line, mask=is_inner[:, None] & is_column[None, :], other=0.0)
         total = tl.dot(a, w, total, input_precision=precision)
     total += tl.load(bias + column, mask=is_column, other=0.0)[None, :]
-    place = (window * made + step)[:, None] * outer + column[None, :]
+    within = step[:, None] * outer + column[None, :]
+    place = window * made * outer + within
     inside = is_step[:, None] & is_column[None, :]
     if has_residual:
         total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
@@ -92,7 +95,7 @@ def conv_kernel(
         tl.store(wide + place, _stored(total, wide.dtype.element_ty), mask=inside)
     a1 = tl.load(slope + column, mask=is_column, other=0.0)[None, :]
     a2 = tl.load(height + column, mask=is_column, other=0.0)[None, :]
-    tl.store(bent + place, _stored(_snake(total, a1, a2), bent.dtype.element_ty), mask=inside)
+    tl.store(bent + window * apart + within, _stored(_snake(total, a1, a2), bent.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["steps"])

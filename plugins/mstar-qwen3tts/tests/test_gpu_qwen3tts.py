@@ -53,8 +53,9 @@ def test_fused_pieces_equal_those_of_the_cpu_with_their_states(cuda: torch.devic
         codes = tensors("codec")["in.codes"].long()[None].repeat(2, 1, 1)
         codes[1] = codes[1].flip(0)
         state, at = plain.new_state(2), 0
-        for size in (1, 2, 4, 3):
-            piece = codes[:, at : at + size]
+        longer = codes.repeat(1, 3, 1)  # the last piece is longer than the window of attention
+        for size in (1, 2, 4, 3, plain.sizes.window + 3):
+            piece = longer[:, at : at + size]
             expected, after = plain.run(piece, state)
             found, left = fused.run(piece.to(cuda), state.to(cuda))
             torch.testing.assert_close(found.cpu(), expected, atol=2e-4, rtol=0)
@@ -69,7 +70,7 @@ def test_captured_pieces_equal_uncaptured_ones(cuda: torch.device) -> None:
     plain = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=torch.stack([*codec.new_state(2)]))
     codec.capture(GraphCache(cuda, name="Codec"))
     for _ in range(3):
-        found = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=codec.new_state(2))
+        found = codec(codes=torch.stack([codes[:4], codes[4:8]]), state=[*codec.new_state(2)])
         while codec.idle():
             pass
     assert (found["pcm"].int() - plain["pcm"].int()).abs().max() <= 2

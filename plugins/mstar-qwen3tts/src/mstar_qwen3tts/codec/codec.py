@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_qwen3tts.checkpoint.config import CodecSizes, TTSConfig
     from mstar_qwen3tts.codec.fused_decoder import FusedDecoder
+    from mstar_qwen3tts.codec.fused_frames import FusedFrames
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Batch sizes with a CUDA graph, for each number of frames of a piece."""
@@ -84,10 +85,11 @@ class SplitQuantizer(nn.Module):
 class Codec(nn.Module, CapturesFunction):
     """The vocoder. Runs in float32; on CUDA products may round to TF32 unless the deployment asks for float32.
 
-    On CUDA the layers behind the upsampling of frames run as fused kernels.
+    On CUDA the layers behind the codebooks run as fused kernels.
     """
 
     host_outputs = ("pcm",)
+    listed_ports = ("state",)
     device_outputs = ("state",)
 
     starts: Tensor
@@ -114,7 +116,7 @@ class Codec(nn.Module, CapturesFunction):
         kinds = (CausalConv, TransposedConv, WindowAttention, PreTransformer)
         self.state_values = sum(part.values for part in self.modules() if isinstance(part, kinds))
         self._table: Tensor | None = None
-        self._fused: FusedDecoder | None = None
+        self._fused: tuple[FusedFrames, FusedDecoder] | None = None
         self._replayed = CapturedFunction(self.step, CAPTURED)
 
     # -- the node ----------------------------------------------------------------------------------------------------
@@ -125,13 +127,13 @@ class Codec(nn.Module, CapturesFunction):
         codes: Tensor | None = None,
         reference: Tensor | list[Tensor] | None = None,
         fresh: Tensor | None = None,
-        state: Tensor | None = None,
+        state: Tensor | list[Tensor] | None = None,
     ) -> dict[str, Tensor | list[Tensor]]:
         """Begin streams, or decode their next frames.
 
         fresh: [B, ...]: returns the state of new streams. reference: int64 [n, groups] of each stream, the frames of
         a recording that the speech goes on from: returns the state after them. codes: int64 [B, n, groups] with state
-        float32 [B, values]: returns pcm int16 [B, samples] and the state after them.
+        float32 [B, values], or its rows: returns pcm int16 [B, samples] and the state after them.
         Raises EngineError on the CPU for an id that is not a code.
         """
         if reference is not None:
@@ -142,8 +144,11 @@ class Codec(nn.Module, CapturesFunction):
         assert state is not None
         made = self._replayed.borrow(codes, state)
         count = codes.shape[1] * self.sizes.frame_samples
+        rows = list(made[:, count:])
         # Memory of their own: a view would keep the states of the whole batch.
-        return {"pcm": to_pcm16(made[:, :count]), "state": [row.clone() for row in made[:, count:]]}
+        kept = [torch.empty_like(row) for row in rows]
+        torch._foreach_copy_(kept, rows)
+        return {"pcm": to_pcm16(made[:, :count]), "state": list(kept)}
 
     def new_state(self, count: int) -> Tensor:
         """Return the state of streams that begin: float32 [count, values]."""
@@ -152,22 +157,28 @@ class Codec(nn.Module, CapturesFunction):
     def step(self, codes: Tensor, state: Tensor) -> Tensor:
         """Decode frames: samples in [-1, 1] and the state after them in one row per stream, float32 [B, ...]."""
         if codes.is_cuda:
-            return torch.cat(self.run(codes, state), dim=1)
+            count = codes.shape[1] * self.sizes.frame_samples
+            made = state.new_empty(len(state), count + self.state_values)
+            made[:, :count] = self.run(codes, state, made[:, count:])[0]
+            return made
         # On a CPU one stream at a time is as fast, and its bits do not depend on the batch.
         rows = zip(codes.split(1), state.split(1), strict=True)
         return torch.cat([torch.cat(self.run(*row), dim=1) for row in rows])
 
-    def run(self, codes: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode frames: samples float32 [B, n * frame_samples] in [-1, 1], and states [B, values]."""
-        states = States(state)
-        x = self.pre_conv(self.embed(codes).transpose(1, 2), states)
+    def run(self, codes: Tensor, state: Tensor, after: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Decode frames: samples float32 [B, n * frame_samples] in [-1, 1], and states [B, values].
+
+        after: memory for those states.
+        """
+        states, x = States(state, after), self.embed(codes)
+        if x.is_cuda and not next(self.decoder.parameters()).requires_grad:
+            frames, decoder = self._settled()
+            return decoder.decode(frames.run(x, states), states), states.after()
+        x = self.pre_conv(x.transpose(1, 2), states)
         x = self.pre_transformer(x.transpose(1, 2), states).transpose(1, 2)
         for stage in self.upsample:
             up, mix = cast("nn.ModuleList", stage)
             x = mix(up(x, states), states)
-        if x.is_cuda and not next(self.decoder.parameters()).requires_grad:
-            samples = self._settled().decode(x.transpose(1, 2), states)
-            return samples, states.after()
         entry, *blocks, snake, last = self.decoder
         x = entry(x, states)
         for block in blocks:
@@ -195,13 +206,15 @@ class Codec(nn.Module, CapturesFunction):
             self._table = torch.cat([self.quantizer.rvq_first.table(), self.quantizer.rvq_rest.table()])
         return self._table
 
-    def _settled(self) -> FusedDecoder:
-        """Return the decoder of CUDA. Its weights are copied once."""
+    def _settled(self) -> tuple[FusedFrames, FusedDecoder]:
+        """Return the layers of CUDA. Their weights are copied once."""
         if self._fused is None:
             from mstar_qwen3tts.codec.fused_decoder import FusedDecoder
+            from mstar_qwen3tts.codec.fused_frames import FusedFrames
 
             precision = "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
-            self._fused = FusedDecoder(self.decoder, precision)
+            frames = FusedFrames(self.pre_conv, self.pre_transformer, self.upsample)
+            self._fused = frames, FusedDecoder(self.decoder, precision)
         return self._fused
 
     # -- CUDA graphs -------------------------------------------------------------------------------------------------

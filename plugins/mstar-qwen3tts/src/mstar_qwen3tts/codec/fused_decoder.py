@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mstar_core.layers.snake_conv import FusedConv, FusedOutput, convolve, samples_of
+from mstar_qwen3tts.codec.fused_frames import joined
+from mstar_qwen3tts.codec.kernels import carry
 from mstar_qwen3tts.codec.layers import ResidualUnit
 
 if TYPE_CHECKING:
@@ -37,26 +39,44 @@ class FusedDecoder:
 
     def decode(self, x: Tensor, states: States) -> Tensor:
         """Decode new steps: samples [B, S] in [-1, 1], float32. x: [B, steps, width]."""
-        precision = self._precision
-        bent = convolve(self._entry, _joined(states, x, self._entry.reach), has_past=True, precision=precision)[1]
-        for up, units in self._blocks:
-            # Without the step before the new ones, an upsampling has no second half of its first samples.
-            wide, bent = convolve(up, _joined(states, bent, 1), keeps_wide=True, precision=precision)
+        x = joined(x, self._entry.reach, states)
+        bent = self._through(self._entry, x, states, room=1)[1]
+        for index, (up, units) in enumerate(self._blocks):
             rate = up.weight.shape[1] // units[0][0].weight.shape[2]
-            wide, bent = (part.view(len(x), part.shape[1] * rate, -1) for part in (wide, bent))
-            for index, (first, second) in enumerate(units):
-                inner = convolve(first, _joined(states, bent, first.reach), has_past=True, precision=precision)[1]
-                wide, bent = convolve(second, inner, wide, keeps_wide=index + 1 < len(units), precision=precision)
-        past = len(self._out.weight) - 1
-        return samples_of(self._out, _joined(states, bent, past), is_pcm=False)[:, past:]
+            # Without the step before the new ones, an upsampling has no second half of its first samples.
+            wide, bent = self._through(up, bent, states, room=units[0][0].reach, rate=rate, keeps_wide=True)
+            is_last = index + 1 == len(self._blocks)
+            rooms = [*(first.reach for first, _ in units[1:]), len(self._out.weight) - 1 if is_last else 1]
+            for (first, second), room in zip(units, rooms, strict=True):
+                is_kept = second is not units[-1][1]
+                inner = self._through(first, bent, states)[1]
+                wide, bent = self._through(second, inner, states, wide, room=room, keeps_wide=is_kept)
+        return samples_of(self._out, bent, is_pcm=False)[:, len(self._out.weight) - 1 :]
 
+    def _through(
+        self,
+        conv: FusedConv,
+        x: Tensor,
+        states: States,
+        residual: Tensor | None = None,
+        *,
+        room: int = 0,
+        rate: int = 1,
+        keeps_wide: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return a convolution, [B, made, channels], and its SnakeBeta behind `room` earlier steps of the next state.
 
-def _joined(states: States, x: Tensor, reach: int) -> Tensor:
-    """Return x behind its last `reach` steps, which it replaces in the state. x: [B, steps, channels]."""
-    before = states.take(x.shape[2], reach).transpose(1, 2).to(x.dtype)
-    joined = torch.cat([before, x], dim=1).contiguous()
-    states.give(joined[:, joined.shape[1] - reach :].transpose(1, 2))
-    return joined
+        x: [B, taken, inner], with the steps before the new ones.
+        """
+        columns, outputs = conv.weight.shape[1], x.shape[1] - conv.fewer - conv.reach
+        bent = x.new_empty(len(x), room + outputs * rate, columns // rate)
+        into = bent[:, room:].view(len(x), outputs, columns)
+        wide, _ = convolve(
+            conv, x, residual, keeps_wide=keeps_wide, has_past=True, precision=self._precision, into=into
+        )
+        if room:
+            carry(bent, room, states.exchange(bent.shape[2] * room))
+        return (wide.view(len(x), outputs * rate, -1) if keeps_wide else bent), bent
 
 
 def _block(parts: list[Any], after: nn.Module) -> tuple[FusedConv, Units]:

@@ -28,29 +28,38 @@ DILATIONS: Final = (1, 3, 9)
 class States:
     """States of all layers in one row of numbers per stream, in the order in which the layers take them.
 
-    before: float32 [B, values]. A call of `take` returns the next state, and `give` stores its successor.
+    before: float32 [B, values]; after: memory for the states after this step, the same shape. A call of `take` returns
+    the next state, and `give` stores its successor.
     """
 
-    def __init__(self, before: Tensor) -> None:
-        self._before, self._at = before, 0
-        self._after: list[Tensor] = []
+    def __init__(self, before: Tensor, after: Tensor | None = None) -> None:
+        self._before, self._after = before, torch.empty_like(before) if after is None else after
+        self._taken = self._given = 0
 
     def take(self, *shape: int) -> Tensor:
         """Return the next state, [B, *shape]."""
         size = 1
         for count in shape:
             size *= count
-        part = self._before[:, self._at : self._at + size]
-        self._at += size
+        part = self._before[:, self._taken : self._taken + size]
+        self._taken += size
         return part.reshape(-1, *shape)
 
     def give(self, value: Tensor) -> None:
         """Store the state after this step."""
-        self._after.append(value.flatten(1).to(self._before.dtype))
+        self._room(value[0].numel()).view(value.shape).copy_(value)
+
+    def exchange(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the next state and the memory of its successor, [B, size] each, which a kernel fills."""
+        return self.take(size), self._room(size)
 
     def after(self) -> Tensor:
         """Return the states after the step: [B, values]."""
-        return torch.cat(self._after, dim=1)
+        return self._after
+
+    def _room(self, size: int) -> Tensor:
+        self._given += size
+        return self._after[:, self._given - size : self._given]
 
 
 class CausalConv(nn.Module):
@@ -138,7 +147,8 @@ class WindowAttention(nn.Module):
         )
         before = states.take(2, self.past, self.heads, self.head_dim).to(x.dtype)
         key, value = torch.cat([before[:, 0], key], dim=1), torch.cat([before[:, 1], value], dim=1)
-        states.give(torch.stack([key[:, -self.past :], value[:, -self.past :]], dim=1))
+        states.give(key[:, -self.past :])
+        states.give(value[:, -self.past :])
         cosine, sine = rotation
         query = rotate(query, cosine[self.past :], sine[self.past :])
         key = rotate(key, cosine, sine)
