@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from bench.families.bagel_checkpoint import write_random
 from bench.families.clock import ceilings
-from bench.families.pictures import Heard, PictureRequest, ask, picture, together
+from bench.families.pictures import Clients, Heard, PictureRequest, picture
 from bench.families.sections import Sections
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import Figures, head
@@ -134,7 +134,7 @@ class Loads:
 
     def __init__(self, running: Served, options: argparse.Namespace, sections: Sections) -> None:
         self.running = running
-        self.port = running.plan.port
+        self.clients = Clients(running.plan.port)
         self.scale: Scale = options.scale
         self.repeats: int = options.repeats
         self.only: list[str] = options.only
@@ -256,7 +256,7 @@ class Loads:
             self._seed += 1
             params = {"max_output_tokens": 8, "ignore_eos": True, "temperature": 1.0}
             try:
-                return ask(self.port, PictureRequest(text=f"hello {self._seed}", params=params), self._seed)
+                return self.clients.ask(PictureRequest(text=f"hello {self._seed}", params=params), self._seed)
             except RuntimeError as error:
                 if "empty answer" not in str(error):
                     raise
@@ -277,11 +277,11 @@ class Loads:
 
     def _ask(self, request: PictureRequest) -> Heard:
         self._seed += 1
-        return ask(self.port, request, self._seed)
+        return self.clients.ask(request, self._seed)
 
     def _together(self, requests: list[PictureRequest]) -> list[Heard]:
         self._seed += len(requests)
-        return together(self.port, requests, self._seed)
+        return self.clients.together(requests, self._seed)
 
 
 def _with(request: PictureRequest, points: int) -> PictureRequest:
