@@ -5,6 +5,9 @@ Run from the repository root on a machine with one or two GPUs:
 The weights are random numbers in the official shapes, made on the device; routing is therefore near uniform, the worst
 case for the experts' bytes. Text goes on to its limit; speech ends after a fixed number of frames.
 `--beside 8` also measures speech of 8 streams while a long video prompt is processed beside them.
+`--first 32:4` sends requests right after ready, before anything is warm, and records the captures meanwhile.
+`picture_form_to_text` and `picture_url_to_text` send the same image as an upload and as a data URL in a chat.
+`--load-test omni-seedtts:16:160` runs a workload of `mstarctl bench` with so many clients and requests.
 `--tiny --device cpu` uses the miniature, to test the benchmark itself.
 """
 
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import io
+import json
 import math
 import random
 import shutil
@@ -22,14 +27,15 @@ import time
 import traceback
 import wave
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from bench.families.omni_first import first_requests
 from bench.families.omni_video import video_prompt
-from bench.serving.client import Heard, ask
+from bench.serving.client import Heard, ask, ask_encoded, request_parts
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import ROOT, Figures, head, write
 from bench.serving.load import WORDS
@@ -41,6 +47,14 @@ FRAME_S: Final = 0.08
 BUFFER_S: Final = 0.0
 """Sound that a listener buffers before playback."""
 
+CHAT: Final = "/v1/chat/completions"
+SEEDTTS_PARAMS: Final = {"ignore_eos": True, "max_output_tokens": 20, "talker_max_tokens": 42}
+"""Lengths of the answers of a load test: about 15 words and 3.4 s of speech, as published for SeedTTS sentences.
+
+Random weights never end by themselves.
+"""
+
+TINY_PARAMS: Final = {"ignore_eos": True, "max_output_tokens": 6, "talker_max_tokens": 8}
 VIDEO_TOKENS: Final = 6144
 ROUNDS: Final = 4
 VIDEO_AT_S: Final = 0.3
@@ -49,12 +63,38 @@ VIDEO_AT_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A kind of request. words: of text; text_tokens: written; frames: spoken, 12.5 per second."""
+    """A kind of request. words: of text; text_tokens: written; frames: spoken, 12.5 per second.
+
+    is_chat: sent to the chat route, with its image as a data URL in JSON.
+    """
 
     words: int
     text_tokens: int
     frames: int = 0
     files: Mapping[str, bytes] = field(default_factory=dict)
+    is_chat: bool = False
+
+    def encoded(self, port: int, number: int) -> tuple[bytes, bytes]:
+        """Return head and body of request `number`."""
+        if self.is_chat:
+            return request_parts(port, self.chat(number), None, CHAT)
+        return request_parts(port, self.body(number), self.files or None)
+
+    def chat(self, number: int) -> dict[str, Any]:
+        """Return request `number` for the chat route."""
+        form = self.body(number)
+        urls = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in self.files.values()]
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        found = {
+            "model": "qwen3_omni",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "messages": [{"role": "user", "content": [*content, {"type": "text", "text": form["text"]}]}],
+            **form["model_kwargs"],
+        }
+        if self.frames:
+            found |= {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"}}
+        return found
 
     def body(self, number: int) -> dict[str, Any]:
         """Return the form of request `number`. Words and seed are its own, so that no prefix cache helps."""
@@ -73,8 +113,9 @@ class Workload:
 
 
 def workloads(*, is_tiny: bool) -> dict[str, Workload]:
-    """Return the workloads by name: short prompts, 4.5 s of speech, a 3 s clip, an image of 1024 x 1024."""
+    """Return the workloads by name: short prompts, 4.5 s of speech, a 3 s clip, images of 1024² and 768² pixels."""
     image, sound = png(96 if is_tiny else 1024), wav(1.0 if is_tiny else 3.0)
+    picture = {"image.png": png(96 if is_tiny else 768)}
     frames, tokens = (12, 8) if is_tiny else (56, 24)
     long = 16 if is_tiny else 128
     return {
@@ -84,6 +125,9 @@ def workloads(*, is_tiny: bool) -> dict[str, Workload]:
         "speech_to_text": Workload(words=4, text_tokens=long, files={"sound.wav": sound}),
         "image_to_text": Workload(words=8, text_tokens=long, files={"image.png": image}),
         "text_to_text": Workload(words=64, text_tokens=long),
+        "picture_form_to_text": Workload(words=8, text_tokens=long, files=picture),
+        "picture_url_to_text": Workload(words=8, text_tokens=long, files=picture, is_chat=True),
+        "picture_url_to_speech": Workload(words=8, text_tokens=tokens, frames=frames, files=picture, is_chat=True),
     }
 
 
@@ -122,9 +166,8 @@ class Measured:
 
     def closed(self, name: str, work: Workload, streams: int, rounds: int, *, is_warm_up: bool = False) -> None:
         """Run `streams` clients that send `rounds` requests each, one after the other."""
-        start = time.monotonic()
         heard = asyncio.run(self._clients(work, streams, rounds))
-        wall_s = time.monotonic() - start
+        wall_s = max(each.ended_s for each in heard) - min(each.sent_s for each in heard)
         self.errors.update(each.code for each in heard if each.code)
         good = [each for each in heard if not each.code]
         if is_warm_up or not good:
@@ -191,10 +234,11 @@ class Measured:
 
     async def _clients(self, work: Workload, streams: int, rounds: int) -> list[Heard]:
         first, self.next_number = self.next_number, self.next_number + streams * rounds
+        parts = [work.encoded(self.port, number) for number in range(first, self.next_number)]
 
         async def one(client: int) -> list[Heard]:
-            numbers = range(first + client * rounds, first + (client + 1) * rounds)
-            return [await ask(self.port, work.body(number), files=work.files or None) for number in numbers]
+            mine = parts[client * rounds : (client + 1) * rounds]
+            return [await ask_encoded(self.port, each) for each in mine]
 
         return [heard for group in await asyncio.gather(*map(one, range(streams))) for heard in group]
 
@@ -210,9 +254,11 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
     report: dict[str, Any] = {**head(), "errors": {}, "held": {}}
     samples: dict[str, list[float]] = {}
+    if options.commit:
+        report["commit"] = options.commit
     try:
         for config in options.config:
-            one, figures = measured(options, scratch / config, config)
+            one, figures = measured(options, scratch / config, config, partly(options, report, config))
             prefix = f"{config}." if len(options.config) > 1 else ""
             report.setdefault("deployments", {})[config] = {**one, "metrics": figures.summary()}
             report["errors"] |= {f"{prefix}{code}": count for code, count in one["errors"].items()}
@@ -220,8 +266,6 @@ def main() -> int:
             samples |= {f"{prefix}{name}": values for name, values in figures.samples.items()}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if options.commit:
-        report["commit"] = options.commit
     if options.out:
         write(report, samples, options.out)
     for config, one in report.get("deployments", {}).items():
@@ -231,8 +275,24 @@ def main() -> int:
     return 1 if report["errors"] or report["held"] else 0
 
 
-def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict[str, Any], Figures]:
-    """Start one deployment, run every workload and stop it. Returns its facts and figures."""
+def partly(options: argparse.Namespace, report: dict[str, Any], config: str) -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes what one deployment has measured so far, in case the run is cut."""
+
+    def write_facts(facts: dict[str, Any]) -> None:
+        if options.out:
+            report.setdefault("deployments", {})[config] = facts
+            write(report, {}, options.out)
+
+    return write_facts
+
+
+def measured(
+    options: argparse.Namespace, root: Path, config: str, keep: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], Figures]:
+    """Start one deployment, run every workload and stop it. Returns its facts and figures.
+
+    keep: called with the facts after each section.
+    """
     root.mkdir(parents=True)
     chosen = workloads(is_tiny=options.tiny)
     most = max(streams for streams, _ in options.closed)
@@ -252,14 +312,26 @@ def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict
         with Served(plan) as served:
             began = served.snapshot()
             made.figures.add("ready_s", [served.ready_s])
-            for name in options.workloads:
-                run_workload(served, made, name, chosen[name], options.closed, facts["sections"])
-            if options.beside:
-                made.beside(chosen["text_to_speech"], options.beside, is_tiny=options.tiny)
             facts |= {
                 "ready_s": round(served.ready_s, 2),
                 "phases": began["deployment"]["phases_s"],
                 "placement": began["ranks"],
+            }
+            if options.first:
+                work = chosen["picture_url_to_speech"]
+                facts["first"] = first_requests(served, work, made.port, options.first, made.errors)
+                keep(facts)
+            for name in options.workloads:
+                run_workload(served, made, name, chosen[name], options.closed, facts["sections"])
+                keep({**facts, "metrics": made.figures.summary()})
+            for name, clients, requests in options.load_test:
+                facts.setdefault("load_tests", {})[f"{name}_{clients}"] = load_test(
+                    options, served, name, clients, requests
+                )
+                keep({**facts, "metrics": made.figures.summary()})
+            if options.beside:
+                made.beside(chosen["text_to_speech"], options.beside, is_tiny=options.tiny)
+            facts |= {
                 "graphs": served.captures(),
                 "mem": served.resident_bytes(),
                 "gpu_at_end": gpu_state(),
@@ -271,6 +343,15 @@ def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict
         made.errors["deployment"] += 1
         facts["error"] = str(error)[-3000:]
     return {"ready_s": None, "held": {}, **facts, "errors": dict(made.errors)}, made.figures
+
+
+def load_test(options: argparse.Namespace, served: Served, name: str, clients: int, requests: int) -> dict[str, Any]:
+    """Run a workload of `mstarctl bench` with answers of fixed lengths. Returns its metrics and statuses."""
+    params = TINY_PARAMS if options.tiny else SEEDTTS_PARAMS
+    words = [word for key, value in params.items() for word in ("--param", f"{key}={json.dumps(value)}")]
+    load = ["--workload", name, "--concurrency", str(clients), "--requests", str(requests), "--warmup", str(clients)]
+    found = served.load_test(*load, *words, "--plain")
+    return {key: found.get(key) for key in ("exit", "statuses", "metrics", "notes", "warnings", "client", "load")}
 
 
 def run_workload(
@@ -316,6 +397,10 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=["text_to_speech"], choices=[*workloads(is_tiny=True)])
     parser.add_argument("--closed", type=pairs, default="1:8,8:3,16:2,32:2", help="STREAMS:REQUESTS of each stream")
     parser.add_argument("--beside", type=int, default=0, metavar="STREAMS", help="speech beside a long video prompt")
+    parser.add_argument("--first", type=pairs, default="", help="STREAMS:REQUESTS of each, sent right after ready")
+    parser.add_argument(
+        "--load-test", type=load_tests, default="", metavar="NAME:CLIENTS:REQUESTS,…", help="of `mstarctl bench run`"
+    )
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
     parser.add_argument("--max-seq-len", type=int, default=8192)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -333,6 +418,12 @@ def pairs(text: str) -> list[tuple[int, int]]:
     """Parse `1:20,8:4` as pairs of numbers."""
     found = [part.partition(":") for part in text.split(",") if part]
     return [(int(size), int(amount)) for size, _, amount in found]
+
+
+def load_tests(text: str) -> list[tuple[str, int, int]]:
+    """Parse `omni-seedtts:16:160` as name, clients and requests."""
+    found = [part.split(":") for part in text.split(",") if part]
+    return [(name, int(clients), int(requests)) for name, clients, requests in found]
 
 
 if __name__ == "__main__":

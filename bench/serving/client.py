@@ -51,7 +51,20 @@ async def ask(
     limit_s: float = 300.0,
     keeps_sound: bool = False,
 ) -> Heard:
-    """Send one request and read its response. Disconnects after `leave_after_s`, like a closed browser window.
+    """Send one request to `/generate` and read its response. See `ask_encoded`."""
+    parts = request_parts(port, body, files)
+    return await ask_encoded(port, parts, leave_after_s=leave_after_s, limit_s=limit_s, keeps_sound=keeps_sound)
+
+
+async def ask_encoded(
+    port: int,
+    parts: tuple[bytes, bytes],
+    *,
+    leave_after_s: float | None = None,
+    limit_s: float = 300.0,
+    keeps_sound: bool = False,
+) -> Heard:
+    """Send head and body of one request and read its response. Disconnects after `leave_after_s`, as a browser does.
 
     Time starts before the connection is made. Raises TimeoutError after `limit_s`, OSError if the port is closed.
     """
@@ -61,7 +74,7 @@ async def ask(
     timer = None if leave_after_s is None else loop.call_later(leave_after_s, exchange.end, LEFT)
     try:
         async with asyncio.timeout(limit_s):
-            connection = await pool.send_fresh(exchange, *request_parts(port, body, files))
+            connection = await pool.send_fresh(exchange, *parts)
             try:
                 await exchange.over
             finally:
@@ -72,14 +85,16 @@ async def ask(
     return heard_of(exchange, keeps_sound=keeps_sound)
 
 
-def request_parts(port: int, body: Mapping[str, Any], files: Mapping[str, bytes] | None) -> tuple[bytes, bytes]:
-    """Return head and body of a POST to `/generate`. files: name -> content; with files it is a multipart form."""
+def request_parts(
+    port: int, body: Mapping[str, Any], files: Mapping[str, bytes] | None, path: str = "/generate"
+) -> tuple[bytes, bytes]:
+    """Return head and body of a POST. files: name -> content; with files it is a multipart form."""
     if files:
         payload, kind = form(dict(body), tuple(files.items())), f"multipart/form-data; boundary={BOUNDARY}"
     else:
         payload, kind = json.dumps(body).encode(), "application/json"
     head = (
-        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode(), payload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ HELD: Final = (".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_byt
 """Suffixes of telemetry values that are zero without requests. Pages of the prefix cache are counted separately."""
 
 CAPTURES: Final = (".graphs_captured",)
+PLANNED: Final = ".graphs_planned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +165,13 @@ class Served:
             text=True,
         )
 
-    def last_trace(self) -> list[str]:
-        """Return where the time of the newest ended request went: a line for each place, node, walk and kind."""
+    def last_trace(self, sort: str = "-ended") -> list[str]:
+        """Return where the time of the newest ended request went: a line for each place, node, walk and kind.
+
+        sort: `ended` takes the oldest request that is kept.
+        """
         assert self._client is not None
-        newest = self._client.get("http://admin/v1/requests?limit=1&sort=-ended").json()["items"][0]
+        newest = self._client.get(f"http://admin/v1/requests?limit=1&sort={sort}").json()["items"][0]
         answer = self._client.get(f"http://admin/v1/requests/{newest['id']}/trace?handle={newest['handle']}")
         times = f"TTFT {newest['ttft_ms']}, TTFA {newest['ttfa_ms']}, whole {1000 * newest['age_s']:.1f}"
         return [times] + [
@@ -236,13 +241,33 @@ class Served:
         return found
 
     def wait_captured(self, quiet_s: float = 2.5, limit_s: float = 120.0) -> dict[str, float]:
-        """Wait until no step has been captured for a while, so that none is measured. Returns the counts."""
-        counts, since, end = self.captures(), time.monotonic(), time.monotonic() + limit_s
+        """Wait until no step is planned, or none has been captured for a while. Returns the counts of captured ones."""
+        values = self.fresh_values()
+        counts = {name: value for name, value in values.items() if name.endswith(CAPTURES)}
+        planned = [value for name, value in values.items() if name.endswith(PLANNED)]
+        if planned and not any(planned):
+            return counts
+        since, end = time.monotonic(), time.monotonic() + limit_s
         while counts and time.monotonic() - since < quiet_s and time.monotonic() < end:
             time.sleep(0.25)
             if (now := self.captures()) != counts:
                 counts, since = now, time.monotonic()
         return counts
+
+    def captures_left(self) -> dict[str, int]:
+        """Return the number of planned steps that are not captured, by node with any."""
+        values = self.values()
+        return {name: int(value) for name, value in values.items() if name.endswith(PLANNED) and value}
+
+    def load_test(self, *words: str, limit_s: float = 300.0) -> dict[str, Any]:
+        """Run `mstarctl bench run` against this deployment. Returns its result."""
+        address = ("--url", f"http://127.0.0.1:{self.plan.port}")
+        folder = self.plan.root / f"load-test-{time.monotonic_ns()}"
+        ended = self.mstarctl("bench", "run", *address, *words, "--out", str(folder), "-o", "json", limit_s=limit_s)
+        if not ended.stdout.strip():
+            raise RuntimeError(f"bench run ended with {ended.returncode}: {ended.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(ended.stdout)
+        return {**found, "exit": ended.returncode}
 
     def captures(self) -> dict[str, float]:
         """Return the number of captured steps by node; empty if the deployment does not count them."""

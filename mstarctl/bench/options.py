@@ -13,12 +13,13 @@ from mstarctl.bench.client.protocols import PROTOCOLS
 from mstarctl.bench.load.arrivals import Arrivals
 from mstarctl.bench.load.datasets import dataset_workload
 from mstarctl.bench.load.plan import WARM_UP_REQUESTS, Load
-from mstarctl.bench.load.workloads import Workload, workload_of
+from mstarctl.bench.load.workloads import Workload, with_params, workload_of
 from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.measure.terms import parse_terms
 from mstarctl.bench.measure.tokens import TokenCounter, token_counter
 from mstarctl.bench.run import RunOptions
 from mstarctl.bench.target import BenchTarget, offered_workloads
+from mstarctl.call.ask import parse_params
 from mstarctl.output.durations import parse_duration
 
 DEFAULT_SPAN_S: Final = 30.0
@@ -32,6 +33,7 @@ def checked(words: Mapping[str, Any]) -> None:
     """Check what needs no server: terms, durations, and that the options fit together. Raises UsageError."""
     parse_terms(words["slo"] or "", "--slo", is_goal=True)
     parse_terms(words["asserts"] or "", "--assert", is_goal=False)
+    parse_params(words.get("params") or ())
     if words["protocol"] not in PROTOCOLS:
         raise UsageError(f"--protocol is {words['protocol']!r}", hint=did_you_mean(words["protocol"], PROTOCOLS))
     load_of(words)
@@ -143,7 +145,7 @@ def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | No
     if target.is_adapter and words["protocol"] == "generate":
         raise UsageError(f"{target.card.name} is an adapter, which /generate does not choose", hint="--protocol openai")
     drawn = load_of(words, **load)
-    workload = workload_for(words, target)
+    workload = with_params(workload_for(words, target), parse_params(words.get("params") or ()))
     processes = min(words["processes"], drawn.concurrency or words["processes"])
     return RunOptions(
         load=drawn,

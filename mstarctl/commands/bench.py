@@ -68,6 +68,10 @@ Dataset = Annotated[
     str | None,
     typer.Option("--dataset", metavar="KIND:FILE", help="in place of --workload: sharegpt:FILE.json, seedtts:meta.lst"),
 ]
+Params = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="KEY=VALUE", help="a parameter of each request, over the workload's; repeatable"),
+]
 Rate = Annotated[str | None, typer.Option("--rate", metavar="R", help="open load: requests per second")]
 ArrivalKind = Annotated[str, typer.Option("--arrivals", help="poisson, constant or gamma:SHAPE (below 1: bursts)")]
 Clients = Annotated[str | None, typer.Option("--concurrency", metavar="C", help="closed load: clients")]
@@ -129,6 +133,7 @@ def run(
     served_model: ServedModelName = None,
     workload: WorkloadName = None,
     dataset: Dataset = None,
+    params: Params = None,
     rate: Rate = None,
     arrivals: ArrivalKind = "poisson",
     concurrency: Clients = None,
@@ -198,6 +203,7 @@ def sweep(
     served_model: ServedModelName = None,
     workload: WorkloadName = None,
     dataset: Dataset = None,
+    params: Params = None,
     rate: SweepRate = None,
     arrivals: ArrivalKind = "poisson",
     concurrency: SweepClients = None,

@@ -90,10 +90,15 @@ def _openai(request: WorkloadRequest, card: ServedModel) -> WireRequest:
     if "audio" in request.outputs:
         fields |= {
             "modalities": list(request.outputs),
-            "audio": {"voice": params.get("voice", OPENAI_VOICE), "format": "pcm16"},
+            "audio": {"voice": params.get("voice") or _voice(card), "format": "pcm16"},
         }
         fields.pop("voice", None)
     return _json("/v1/chat/completions", fields)
+
+
+def _voice(card: ServedModel) -> str:
+    """Return the model's own voice if its parameters publish one, else a voice that OpenAI has."""
+    return str(card.parameters.get("voice", {}).get("default") or OPENAI_VOICE)
 
 
 def _content(request: WorkloadRequest) -> str | list[dict[str, Any]]:

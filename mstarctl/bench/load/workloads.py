@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +65,16 @@ def workload_of(name: str, offered: Sequence[WorkloadSpec]) -> Workload:
         hint = did_you_mean(name, [*known, MIXED])
         raise NotFound(f"no workload {name!r} for this model", hint=hint, kind="workload", name=name)
     return Workload(name=name, title=known[name].title, source=source_of(known[name]))
+
+
+def with_params(workload: Workload, params: Mapping[str, Any]) -> Workload:
+    """Return a workload whose requests have these parameters, which replace their own."""
+
+    def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
+        for request in workload.source(card, seed):
+            yield replace(request, params={**request.params, **params})
+
+    return replace(workload, source=draw) if params else workload
 
 
 def source_of(spec: WorkloadSpec) -> Source:

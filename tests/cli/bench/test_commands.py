@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from mstar_core.workloads import ServedModel, WorkloadRequest
+from mstarctl.bench.client.protocols import encode
+from mstarctl.bench.load.workloads import GENERIC, with_params, workload_of
 from mstarctl.bench.null_server import ANSWER, NullBehaviour
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.selftest import null_target
@@ -72,6 +75,22 @@ def test_a_tokenizer_that_does_not_exist_is_refused_before_the_load(url: str, tm
     words = ["bench", "run", "--url", url, "--rate", "20", "--duration", "1s", *FAST, "--out", str(tmp_path / "x")]
     assert run([*words, "--tokenizer", str(tmp_path)]) == 3
     assert not (tmp_path / "x.partial").exists()
+
+
+def test_parameters_of_the_command_replace_those_of_every_request() -> None:
+    card = ServedModel(name="m", endpoints=("/generate",))
+    workload = with_params(workload_of("chat", GENERIC), {"max_output_tokens": 7, "top_p": 0.5})
+    requests = workload.requests(card, 1, 3)
+    assert [request.params["max_output_tokens"] for request in requests] == [7, 7, 7]
+    assert all(request.params["top_p"] == 0.5 and request.params["ignore_eos"] for request in requests)
+    assert run(["bench", "run", "--url", "http://127.0.0.1:1", "--rate", "1", "--param", "no"]) == 2
+
+
+def test_a_chat_that_is_spoken_asks_for_a_voice_of_the_model() -> None:
+    request = WorkloadRequest(outputs=("text", "audio"), text="hello")
+    for parameters, voice in (({"voice": {"default": "ethan"}}, "ethan"), ({}, "alloy")):
+        card = ServedModel(name="m", parameters=parameters, endpoints=("/generate",))
+        assert json.loads(encode(request, "openai", card).body)["audio"]["voice"] == voice
 
 
 def test_no_prompt_is_stored(results: Path) -> None:
