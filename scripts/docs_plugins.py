@@ -75,6 +75,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "families/tokenizer.py": ("TextTokenizer",),
         "families/byte_tokenizer.py": ("byte_tokenizer",),
         "families/mel.py": ("LogMel",),
+        "families/step_cache.py": ("StepGroup", "step_groups"),
     },
     "Weights": {
         "weights/checkpoint.py": ("Checkpoint", "NameMap", "load_weights"),

@@ -126,7 +126,7 @@ def test_an_image_is_seen_whole_at_one_position_and_a_noisy_one_is_never_kept() 
 
 
 def test_the_denoising_loop_keeps_its_older_walk_name() -> None:
-    assert loop_of("bagel", "image_gen_cfg", "denoise").carry == {"latents": "latents"}
+    assert loop_of("bagel", "image_gen_cfg", "denoise").carry == {"latents": "latents", "history": "history"}
 
 
 def test_guidance_defaults_depend_on_the_task() -> None:

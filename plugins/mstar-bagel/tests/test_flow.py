@@ -61,7 +61,7 @@ def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any
     combine, pixels = FlowSteps(run.built.sizes.latent_width, CPU), run.built.sizes.token_pixels
     height, width = (side // pixels for side in case["output_hw"])
     x = expected["init_noise"].view(height, width, -1)
-    for number, (time, length, _) in enumerate(grid):
+    for number, (time, length, *_) in enumerate(grid):
         raw = {name: expected.get(f"step{number}.v_{name}") for name in BRANCHES}
         assert is_guided[number] == case["guided_steps"][number]
         actual = {name: run.velocity(x, float(time), run.caches[name]) for name in BRANCHES if raw[name] is not None}

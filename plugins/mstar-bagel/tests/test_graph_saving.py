@@ -95,9 +95,8 @@ def test_the_image_follows_from_the_state_and_not_from_the_seed(small: Miniature
 
 def replace_data(state: SavedLoop, data: bytes) -> SavedLoop:
     latents = state.values["latents"]
-    return SavedLoop(
-        iteration=state.iteration, values={"latents": type(latents)(dtype="float32", shape=latents.shape, data=data)}
-    )
+    changed = type(latents)(dtype="float32", shape=latents.shape, data=data)
+    return SavedLoop(iteration=state.iteration, values={**state.values, "latents": changed})
 
 
 @pytest.mark.parametrize("name", ["paint, guided in the middle", "paint, one partial image"])

@@ -48,8 +48,8 @@ IMAGE_BUCKETS = (320, 640, 1024, 1408, 2048, 2816)
 SAVED_STEPS = 4
 """Steps after which latents are saved: 0.8 s of a guided image of 1024 x 1024, whose latents take 1 MiB."""
 
-TIMES = "f32[s,3]"
-"""Flow time, length and number of each step of a run."""
+TIMES = "f32[s,4]"
+"""Flow time, length, number and slope length of each step of a run, see `request.schedule.steps`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +154,7 @@ def _nodes(sizes: Sizes, image_buckets: tuple[int, ...]) -> _Nodes:
             engine=STATELESS,
             ports={
                 "latents": latents,
+                "history": latents,
                 "v": latents,
                 "v_text": f"{latents}?",
                 "v_img": f"{latents}?",
@@ -163,7 +164,7 @@ def _nodes(sizes: Sizes, image_buckets: tuple[int, ...]) -> _Nodes:
                 "progress": "i64[2]",
                 "estimate": f"{latents}?",
             },
-            ragged=("latents", "v", "v_text", "v_img", "times", "grid"),
+            ragged=("latents", "history", "v", "v_text", "v_img", "times", "grid"),
             dtype="float32",
             doc="first noise from the seed; then guidance and an Euler step: without v_text nothing is guided, "
             "without v_img the velocity of main takes its place",
@@ -219,6 +220,6 @@ def _denoise(nodes: _Nodes, *outputs: Edge) -> Loop:
         )
     )
     told = GraphEdge("progress", CLIENT, modality=PROGRESS)
-    step = GraphNode(nodes.combine, ("latents", "v", "v_text", "v_img", "guidance", "times", STEP), (told,))
-    carry = {"latents": "latents"}
+    step = GraphNode(nodes.combine, ("latents", "history", "v", "v_text", "v_img", "guidance", "times", STEP), (told,))
+    carry = {"latents": "latents", "history": "history"}
     return Loop("denoise", Sequential(velocity, step), carry=carry, outputs=outputs, save_every=SAVED_STEPS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import RequestError
+from mstar_core.families.step_cache import MOST_CACHED
 from mstar_core.plugin import TextSampling, param, sampling_param
 
 GLOBAL: Final = "global"
@@ -30,6 +31,12 @@ class Params(TextSampling):
         50, "grid points of the flow; one more than steps", ge=2, le=1000, aliases=("num_inference_steps",)
     )
     timestep_shift: float = param(3.0, "warps flow time toward the noisy end; 1 is linear", ge=0.01, le=100)
+    step_cache: float | None = param(
+        None,
+        "share of steps that extrapolate velocities instead of a forward pass; 0 is off. Default: the deployment's, 0",
+        ge=0,
+        le=MOST_CACHED,
+    )
     cfg_text_scale: float = param(4.0, "text guidance; at most 1 switches guidance off", ge=0, le=100)
     cfg_img_scale: float | None = param(None, "image guidance; at most 1 is off. Default 1.0, edits 2.0", ge=0, le=100)
     cfg_interval: tuple[float, ...] | None = param(

@@ -12,6 +12,7 @@ from mstar_bagel.graph import build
 from mstar_bagel.params import Params
 from mstar_bagel.program import bagel
 from mstar_core.errors import ConfigError, did_you_mean
+from mstar_core.families.step_cache import default_share
 from mstar_core.plugin import (
     PARTIAL_IMAGE,
     Image,
@@ -31,8 +32,11 @@ REPO = "ByteDance-Seed/BAGEL-7B-MoT"
 WANTED = ("*.json", "merges.txt", "ema.safetensors", "ae.safetensors")
 """Patterns of the repository's files that a deployment reads."""
 
-START_KWARGS = {"capture_images": False}
-"""Keys of model_kwargs, with defaults. capture_images: replay passes over images that begin a prompt as CUDA graphs."""
+START_KWARGS: Mapping[str, Any] = {"capture_images": False, "step_cache": 0.0}
+"""Keys of model_kwargs, with defaults. capture_images: replay passes over images that begin a prompt as CUDA graphs.
+
+step_cache: of requests that do not name it.
+"""
 
 TEXT = ("text", {"tokens": (12,)})
 SYSTEM = ("system", {"tokens": (60,)})
@@ -40,9 +44,9 @@ SEEN = ("image", {"vit_image": (3, 602, 798)})
 PICTURE = ("image", {"vit_image": (3, 602, 798), "vae_image": (3, 608, 800)})
 WRITE = {"start": (1,)}
 GRID = {"grid": (64, 64), "guidance": (5,)}
-PAINT = {**GRID, "times_guided": (41, 3), "times_after": (8, 3)}
-PLAIN = {**GRID, "times_after": (49, 3)}
-EDIT = {**GRID, "times_guided": (49, 3)}
+PAINT = {**GRID, "times_guided": (41, 4), "times_after": (8, 4)}
+PLAIN = {**GRID, "times_after": (49, 4)}
+EDIT = {**GRID, "times_guided": (49, 4)}
 THINK = {"start": (1,), "end": (1,)}
 SMALL = {"width": 64, "height": 48, "num_timesteps": 4}
 """Parameters of an image for the tiny checkpoint."""
@@ -74,7 +78,7 @@ SAMPLES = (
     ),
     Sample(
         name="paint, guided in the middle",
-        inputs={**GRID, "times_before": (5, 3), "times_guided": (36, 3), "times_after": (8, 3)},
+        inputs={**GRID, "times_before": (5, 4), "times_guided": (36, 4), "times_after": (8, 4)},
         segments=(TEXT,),
         outputs=frozenset({"image"}),
         params={"cfg_interval": [0.4, 0.95]},
@@ -82,7 +86,7 @@ SAMPLES = (
     ),
     Sample(
         name="paint, one partial image",
-        inputs={**GRID, "times_guided_0": (24, 3), "times_guided": (17, 3), "times_after": (8, 3)},
+        inputs={**GRID, "times_guided_0": (24, 4), "times_guided": (17, 4), "times_after": (8, 4)},
         segments=(TEXT,),
         outputs=frozenset({"image", PARTIAL_IMAGE}),
         params={"partial_images": 1},
@@ -190,7 +194,7 @@ def spec(sizes: Sizes) -> ModelSpec:
 
 def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Bind the spec to the sizes and the stop id of the checkpoint in `folder`. Raises ConfigError for model_kwargs."""
-    kwargs = START_KWARGS | checked(model_kwargs)
+    kwargs = {**START_KWARGS, **checked(model_kwargs)}
     if folder is None and kwargs == START_KWARGS:
         return model
     sizes = Sizes() if folder is None else read_sizes(folder)
@@ -206,13 +210,15 @@ def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
     )
 
 
-def checked(model_kwargs: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the options of a deployment. Raises ConfigError for an unknown one, or a value other than a boolean."""
+def checked(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a deployment. Raises ConfigError for an unknown one, or a value of another kind."""
     for key, value in model_kwargs.items():
         if key not in START_KWARGS:
             hint = did_you_mean(key, START_KWARGS)
             raise ConfigError(f"unknown model_kwargs key of bagel: {key!r}", hint=hint, key=f"model_kwargs.{key}")
-        if not isinstance(value, bool):
+        if key == "step_cache":
+            default_share(value)
+        elif not isinstance(value, bool):
             raise ConfigError(f"{key} is {value!r}", hint="write true or false", key=f"model_kwargs.{key}")
     return dict(model_kwargs)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 TEXT: Final = "text"
 SIZES: Final = "sizes"
+TIMES: Final = "times_"
+"""Prefix of the inputs with flow times."""
+
 CHATML: Final = "chatml"
 DIRECT: Final = "vllm"
 """`image_preprocess` of servers that resize an image once for the image encoder."""
@@ -57,6 +60,7 @@ class Processor:
         self._sizes = read_sizes(folder)
         self._folder = folder
         self._tokenizer: TextTokenizer | None = None
+        self._step_cache = float(model_kwargs.get("step_cache", 0))
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -179,8 +183,12 @@ class Processor:
         return {
             "grid": np.zeros((rows, columns), dtype=np.uint8),
             "guidance": np.array([*guide.numbers(), params.num_timesteps - 1], dtype=np.float32),
-            **phases(params.num_timesteps, params.timestep_shift, guide, partial),
+            **phases(params.num_timesteps, params.timestep_shift, guide, partial, self._cached(params)),
         }
+
+    def _cached(self, params: Params) -> float:
+        """Return the share of steps without a forward pass."""
+        return self._step_cache if params.step_cache is None else params.step_cache
 
     def _size(self, params: Params, source_size: tuple[int, int] | None) -> tuple[int, int]:
         sizes, longest = self._sizes, self._sizes.longest_side
@@ -223,6 +231,8 @@ class Processor:
             guide = guidance(params, is_edit=read.image_size is not None)
             is_guided = any(name.startswith(GUIDED) for name in arrays)
             usage = {"guidance": int(is_guided), "image_guidance": int(is_guided and guide.image_scale > 1)}
+            if self._cached(params):
+                usage["computed_steps"] = sum(len(table) for name, table in arrays.items() if name.startswith(TIMES))
             warnings += _without_effect(params, guide, is_guided=is_guided)
         if not paints:
             return Inputs(

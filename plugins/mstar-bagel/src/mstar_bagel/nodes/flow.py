@@ -101,7 +101,7 @@ class FlowSteps(nn.Module, NodeModule):
     """
 
     host_ports = ("guidance", "times", "step", "grid", "seeds")
-    device_outputs = ("latents", "progress")  # progress is computed on the host, so it is ready at once
+    device_outputs = ("latents", "history", "progress")  # progress is computed on the host, so it is ready at once
 
     def __init__(self, channels: int, device: torch.device) -> None:
         super().__init__()
@@ -114,6 +114,7 @@ class FlowSteps(nn.Module, NodeModule):
         seeds: np.ndarray,
         grid: Sequence[np.ndarray] | None = None,
         latents: Sequence[Tensor] = (),
+        history: Sequence[Tensor] = (),
         v: Sequence[Tensor] = (),
         guidance: Sequence[np.ndarray] = (),
         times: Sequence[np.ndarray] = (),
@@ -121,27 +122,31 @@ class FlowSteps(nn.Module, NodeModule):
         v_text: Sequence[Tensor] | None = None,
         v_img: Sequence[Tensor] | None = None,
     ) -> dict[str, list[Tensor]]:
-        """Return {"latents": B tensors}, float32 [h, w, channels] each, as are latents and velocities.
+        """Return {"latents", "history": B tensors each}, float32 [h, w, channels], as are latents and velocities.
 
+        history: the guided velocity of the step before, which a step with a slope length extrapolates with its own.
         seeds: int64 [B]. With grid, an array [h, w] per image of which only the shape is read: the first noise. Else a
-        step. guidance: float32 [5] per image; times: float32 [steps, 3], time, length and number of each step; step:
-        int64 [B]. All these are on the host. Without v_img the velocity of main takes its place; without v_text nothing
-        is guided. A step also returns {"progress": B tensors}, int64 [2] on the host: steps done and all steps.
+        step. guidance: float32 [5] per image; times: float32 [steps, 4], see `request.schedule.steps`; step: int64 [B].
+        All these are on the host. Without v_img the velocity of main takes its place; without v_text nothing is guided.
+        A step also returns {"progress": B tensors}, int64 [2] on the host: steps done and all steps.
         """
         if grid is not None:
             pairs = zip(grid, seeds, strict=True)
-            return {"latents": [self.noise((cells.shape[0], cells.shape[1]), int(seed)) for cells, seed in pairs]}
+            noise = [self.noise((cells.shape[0], cells.shape[1]), int(seed)) for cells, seed in pairs]
+            return {"latents": noise, "history": [torch.zeros_like(x) for x in noise]}
         assert step is not None
-        moved, told = [], []
+        moved, told, velocities = [], [], []
         for item, x in enumerate(latents):
-            _, length, number = (float(value) for value in times[item][int(step[item])])
+            _, length, number, slope = (float(value) for value in times[item][int(step[item])])
             velocity = v[item]
             if v_text is not None:
                 values = guidance_values(guidance[item])
                 velocity = guided(velocity, v_text[item], velocity if v_img is None else v_img[item], **values)
-            moved.append(x - velocity * length)
+            following = x - velocity * length
+            moved.append(following - (velocity - history[item]) * slope if slope else following)
+            velocities.append(velocity)
             told.append(torch.tensor([round(number) + 1, round(float(guidance[item][4]))]))
-        return {"latents": moved, "progress": told}
+        return {"latents": moved, "progress": told, "history": velocities}
 
     def noise(self, size: tuple[int, int], seed: int) -> Tensor:
         """Return normal noise, float32 [rows, columns, channels].
