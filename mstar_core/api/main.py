@@ -61,6 +61,9 @@ OPEN_S: Final = 5.0
 CLOSE_S: Final = 5.0
 """Grace period for responses in progress when the process stops."""
 
+DECODED: Final = ("image", "audio", "video")
+"""Modalities whose files are decoded in the pool."""
+
 log = logging.getLogger("mstar.api")
 
 
@@ -106,7 +109,12 @@ class ApiProcess:
             raise
         self.life = self.link.life
         self.pool = Pool(
-            model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes, make=make_process
+            model.processor,
+            self._folder,
+            spec.model_kwargs,
+            size=spec.api.pool_processes,
+            media=[modality.kind for modality in model.inputs if modality.kind in DECODED],
+            make=make_process,
         )
         self.stopped: asyncio.Future[str] | None = None
         self._keepalive_s = keepalive_s

@@ -316,7 +316,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         ConfigKey(
             "Processes that decode media and tokenise.",
-            default_text="1; up to 4, one per 4 cores, once files wait, or from the start for pi05",
+            default_text="1; up to 4, one per 4 cores, for models that take files",
             ge=1,
             le=256,
         ),

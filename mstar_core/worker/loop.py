@@ -88,6 +88,8 @@ class Worker:
     first_sound_requests: int = 12
     slack: Slack = field(init=False)
     report: Report = field(init=False)
+    _idle_round: list[NodeRunner] = field(default_factory=list)
+    _has_idle_rest: bool = False
     arrivals: Arrivals | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +104,7 @@ class Worker:
             first.slack, first.most_requests = self.slack, self.first_sound_requests
         if self.late is not None:
             self.late.slack = self.slack
+            self.late.open_requests = self.executor.requests.__len__
         self.report = Report(
             life=self.life,
             executor=self.executor,
@@ -158,6 +161,7 @@ class Worker:
         if launched or collected:
             self.quiet_since = now
             self.has_idle_work = True  # a pass of a new kind queues its capture
+            self._idle_round.clear()
             self.spin.rouse()
         elif in_flight:
             self.steps.wait(lambda: self.outbox.can_send or self.has_arrived or self.mailbox.wait(0.0))
@@ -177,8 +181,18 @@ class Worker:
             return False
         if self.late is not None and self.late.work_in_the_quiet(has_requests=bool(self.executor.requests)):
             return True
-        self.has_idle_work = any([runner.idle() for runner in self.runners.values()])
+        self.has_idle_work = self.do_idle_piece()
         return True
+
+    def do_idle_piece(self) -> bool:
+        """Let the next runner do a piece of deferred work. Returns whether any may have more.
+
+        One runner per turn: a request that comes meanwhile waits for one capture, not for one of each node.
+        """
+        if not self._idle_round:
+            self._idle_round, self._has_idle_rest = list(self.runners.values()), False
+        self._has_idle_rest |= self._idle_round.pop(0).idle()
+        return bool(self._idle_round) or self._has_idle_rest
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until the next heartbeat, report or deferred work is due."""

@@ -156,6 +156,27 @@ async def test_files_that_wait_start_more_processes_up_to_a_share_of_the_cores()
     assert not any(map(is_alive, pids))
 
 
+def libraries_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_pool_for_media_grows_without_a_request_and_has_its_decoders_loaded() -> None:
+    pool = Pool(TARGET, None, {}, size=None, cores=8, media=("image", "audio", "other"))
+    try:
+        await pool.start()
+        async with asyncio.timeout(LIMIT_S):
+            while len(pool.pids) < 2:
+                assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+                await asyncio.sleep(0.02)
+        pids = pool.pids
+        for loaded in map(libraries_of, pids):
+            assert "PIL/_imaging" in loaded and "libsndfile" in loaded and "soxr" in loaded
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+    finally:
+        await pool.close()
+    assert not any(map(is_alive, pids))
+
+
 class Gate:
     """Processes of the slow target can start while it is open."""
 

@@ -16,7 +16,7 @@ from mstar_core.conformance.nodes import RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime, ended
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.late_warmup import REST, LateWarmup, serves_first
+from mstar_core.engine.late_warmup import MISSES_ALONE, REST, LateWarmup, serves_first
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.slack import MARGIN_S, Slack
 from mstar_core.worker.loop import QUIET_S
@@ -93,6 +93,23 @@ def test_a_capture_waits_for_a_gap_that_no_listener_hears() -> None:
     assert not late.is_due(), "the one before took a second"
     left[0] = 1.1 + MARGIN_S
     assert late.is_due()
+
+
+def test_captures_for_the_prompt_of_the_only_request_wait_for_its_end() -> None:
+    clock, requests = FakeClock(10.0), [1]
+    speech = Capturing(clock, graphs=9)
+    late = late_of(clock, speech=speech)
+    late.open_requests = lambda: requests[0]
+    assert not late.is_due()
+    speech.graph_counts.prefill_misses += 3
+    assert not late.is_due(), "the request would wait for captures that it does not use"
+    requests[0] = 2
+    assert late.is_due(), "the prompt of the other may use it"
+    requests[0] = 0
+    assert late.is_due(), "no request waits"
+    requests[0] = 1
+    speech.graph_counts.misses += MISSES_ALONE
+    assert late.is_due(), "a loop whose every step misses is faster with it"
 
 
 def test_a_missed_bucket_is_captured_next_while_requests_run() -> None:

@@ -17,6 +17,7 @@ from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.seccomp import deny_network
 from mstar_core.errors import MstarError, PluginError
 from mstar_core.plugin.media import encode_image, read_image
+from mstar_core.plugin.media.decoders import load_decoders
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
 from mstar_core.plugin.processor import (
     InlineProcessor,
@@ -117,6 +118,9 @@ def answer(processor: Processor, call: JobCall) -> Answer:
                 return True, list(tokenizing(processor).tokenize(request, adds_special=adds_special))
             case "spell":
                 return True, list(tokenizing(processor).spell(*args))
+            case "warm":
+                load_decoders(*args)
+                return True, ""
             case "problem":
                 assert isinstance(processor, GrammarJudge)
                 return True, processor.problem(*args)

@@ -7,6 +7,7 @@ Prompts that are cheaper to process than to send to a pool process run inline, o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -22,7 +23,7 @@ import numpy as np
 from mstar_core.api.preprocess.child import Answer, JobCall, answer, load_processor
 from mstar_core.api.preprocess.pipe import KEPT_BYTES
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
-from mstar_core.errors import PluginError, Unavailable
+from mstar_core.errors import MstarError, PluginError, Unavailable
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
 from mstar_core.plugin.processor import (
     InlineProcessor,
@@ -101,11 +102,13 @@ class Pool:
         cores: int | None = None,
         job_s: float = JOB_S,
         jobs: int = JOBS_PER_PROCESS,
+        media: Sequence[str] = (),
         make: MakeProcess = ProcessorProcess,
     ) -> None:
         """size: number of processes; None: one, and more, up to one per `CORES_EACH` cores, once files wait for it.
 
-        A processor that decodes files in parallel has all of them from the start.
+        A processor that decodes files in parallel has all of them from the start. media: modalities that the model
+        accepts; each process loads their decoders when it starts, and the others follow the first without a request.
         cores: of the machine; None: those that this process may use. jobs: after how many a process is replaced.
         """
         self.busy = 0
@@ -114,6 +117,7 @@ class Pool:
         self._inline: InlineProcessing | None = None
         self._job_s = job_s
         self._jobs = jobs
+        self._media = tuple(media)
         self._make = make
         self._is_growing = False
         self._may_grow = size is None
@@ -145,11 +149,21 @@ class Pool:
             self._inline = await self._in_thread(InlineProcessing.load, *self._target)
         self._idle.extend(self._processes)
         self._is_growing = self._may_grow
+        if self._may_grow and self._media and not self._closing:
+            for _ in range(self._most - len(self._processes)):
+                self._add()
         self._dispatch()
+
+    def _begin(self, process: ProcessorProcess) -> None:
+        """Start a process and load its decoders. Called on a thread. Raises the error of its processor."""
+        process.start()
+        if self._media:
+            with contextlib.suppress(MstarError):  # a request would meet the error, and name its cause
+                process.run([("warm", (self._media,))])
 
     async def _start(self, processes: Sequence[ProcessorProcess]) -> None:
         self._working |= set(processes)  # `close` kills them instead of waiting for their start
-        await asyncio.gather(*(self._in_thread(process.start) for process in processes))
+        await asyncio.gather(*(self._in_thread(self._begin, process) for process in processes))
         self._working.clear()
 
     def run_inline(self, request: PromptRequest) -> Inputs | None:
@@ -279,7 +293,7 @@ class Pool:
 
     async def _start_added(self, new: ProcessorProcess, replaced: ProcessorProcess | None) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._starter, new.start)
+            await asyncio.get_running_loop().run_in_executor(self._starter, self._begin, new)
         except Exception:  # isolation boundary: the other processes still work
             if replaced is None:
                 self._is_growing = False

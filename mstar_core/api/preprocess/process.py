@@ -175,7 +175,7 @@ def checked(call: JobCall, answer: Any) -> Answer:
             return True, ids
         case "spell", (True, list(texts)) if len(texts) == len(args[0]) and all(map(_is_bytes, texts)):
             return True, texts
-        case "problem", (True, str()):
+        case "problem" | "warm", (True, str()):
             return True, answer[1]
         case "recode", (True, bytes()):
             return True, answer[1]

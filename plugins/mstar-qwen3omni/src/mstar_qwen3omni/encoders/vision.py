@@ -42,8 +42,8 @@ MOST_CAPTURED: Final = 4096
 MOST_PATCHES: Final = 16_384
 """Patches of one pass. It bounds memory, and the length of kernels that steps of other nodes on the device wait for."""
 
-WARM_GRIDS: Final = ((16, 16), (32, 32), (64, 64))
-"""Grids of the warm-up's images: 256, 512 and 1024 pixels a side."""
+WARM_GRIDS: Final = ((16, 16), (32, 32), (48, 48), (64, 64))
+"""Grids of the warm-up's images: 256, 512, 768 and 1024 pixels a side."""
 
 Rotation = tuple["Tensor", "Tensor"]
 Grid = tuple[int, int, int]
