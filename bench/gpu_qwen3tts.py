@@ -149,7 +149,7 @@ def main() -> int:
         settings=(f"max_concurrent_requests={options.most}", *options.set),
     )
     made = Measured(plan.port, options.frames)
-    report: dict[str, Any] = head()
+    report: dict[str, Any] = {**head(), "traces": {}}
     try:
         with Served(plan) as served:
             made.figures.add("ready_s", [served.ready_s])
@@ -157,6 +157,7 @@ def main() -> int:
                 made.closed(streams, 1, is_warm_up=True)
                 served.wait_captured()
                 made.closed(streams, options.rounds)
+                report["traces"][f"{streams}_streams"] = served.last_trace()
             for per_s in options.open:
                 made.open(per_s, options.seconds)
             report |= {"graphs": served.captures(), "gpu_at_end": gpu_state(), "held": served.wait_clean()}

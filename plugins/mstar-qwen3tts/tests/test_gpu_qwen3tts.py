@@ -17,6 +17,9 @@ from .golden_set import FOLDER, config_of, node, tensors
 
 pytestmark = pytest.mark.gpu
 
+QUIETER_DB = 50.0
+"""Least distance of the sound from the error of a decoder in half precision."""
+
 
 @pytest.fixture(scope="module")
 def cuda() -> torch.device:
@@ -34,35 +37,37 @@ def codec_on(device: torch.device) -> Codec:
 
 
 def test_sound_equals_the_reference(cuda: torch.device) -> None:
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        given, codec = tensors("codec"), codec_on(cuda)
-        made = codec.run(given["in.codes"].long()[None].to(cuda), codec.new_state(1))[0]
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+    given, codec = tensors("codec"), codec_on(cuda)
+    made = codec.run(given["in.codes"].long()[None].to(cuda), codec.new_state(1))[0]
     torch.testing.assert_close(made[0].cpu(), given["waveform_whole"].flatten(), atol=2e-4, rtol=0)
+
+
+def test_sound_of_half_precision_is_far_above_its_error(cuda: torch.device) -> None:
+    given, codec = tensors("codec"), codec_on(cuda)
+    codec.has_half_decoder = True
+    codes, state, pieces = given["in.codes"].long()[None].to(cuda), codec.new_state(1), []
+    for piece in codes.split(3, dim=1):
+        made, state = codec.run(piece, state)
+        pieces.append(made[0].cpu())
+    expected = given["waveform_whole"].flatten()
+    error = (torch.cat(pieces) - expected).norm()
+    assert 20 * torch.log10(expected.norm() / error) > QUIETER_DB
 
 
 def test_fused_pieces_equal_those_of_the_cpu_with_their_states(cuda: torch.device) -> None:
     """The state of one goes on at the other, because both have one layout."""
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        plain, fused = node("custom_voice", "Codec"), codec_on(cuda)
-        codes = tensors("codec")["in.codes"].long()[None].repeat(2, 1, 1)
-        codes[1] = codes[1].flip(0)
-        state, at = plain.new_state(2), 0
-        longer = codes.repeat(1, 3, 1)  # the last piece is longer than the window of attention
-        for size in (1, 2, 4, 3, plain.sizes.window + 3):
-            piece = longer[:, at : at + size]
-            expected, after = plain.run(piece, state)
-            found, left = fused.run(piece.to(cuda), state.to(cuda))
-            torch.testing.assert_close(found.cpu(), expected, atol=2e-4, rtol=0)
-            torch.testing.assert_close(left.cpu(), after, atol=2e-4, rtol=1e-4)
-            state, at = after, at + size
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+    plain, fused = node("custom_voice", "Codec"), codec_on(cuda)
+    codes = tensors("codec")["in.codes"].long()[None].repeat(2, 1, 1)
+    codes[1] = codes[1].flip(0)
+    state, at = plain.new_state(2), 0
+    longer = codes.repeat(1, 3, 1)  # the last piece is longer than the window of attention
+    for size in (1, 2, 4, 3, plain.sizes.window + 3):
+        piece = longer[:, at : at + size]
+        expected, after = plain.run(piece, state)
+        found, left = fused.run(piece.to(cuda), state.to(cuda))
+        torch.testing.assert_close(found.cpu(), expected, atol=2e-4, rtol=0)
+        torch.testing.assert_close(left.cpu(), after, atol=2e-4, rtol=1e-4)
+        state, at = after, at + size
 
 
 def test_captured_pieces_equal_uncaptured_ones(cuda: torch.device) -> None:

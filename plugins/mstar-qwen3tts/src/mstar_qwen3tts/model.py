@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mstar_core.graph import NodeSpec
     from mstar_core.plugin.model import ModelContext
     from mstar_qwen3tts.checkpoint.config import TTSConfig
+    from mstar_qwen3tts.codec.codec import Codec
 
 MODULES: Final = {
     "TextFeed": "mstar_qwen3tts.request.feed:TextFeed",
@@ -43,6 +44,7 @@ class Qwen3TTS:
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build a node with its weights: the talker in the context's dtype, the others in float32.
 
+        With a talker in half precision, the codec's decoder on CUDA keeps its activations in float16.
         Raises StartError for an unknown node, WeightsError for missing or unknown tensors.
         """
         ctx = self._ctx
@@ -51,6 +53,8 @@ class Qwen3TTS:
             raise StartError(f"qwen3_tts has no node {node.name!r}", hint=hint, phase="weights")
         with building(ctx.device, ctx.dtype if node.name == "Talker" else torch.float32):
             module = new_module(node.name, self._config)
+        if node.name == "Codec":
+            cast("Codec", module).has_half_decoder = ctx.dtype != torch.float32
         if node.name in NAMES:
             load_weights(module, own_tensors(self._folder, node.name), NAMES[node.name], ctx.progress)
         module.eval().requires_grad_(False)

@@ -83,9 +83,9 @@ class SplitQuantizer(nn.Module):
 
 
 class Codec(nn.Module, CapturesFunction):
-    """The vocoder. Runs in float32; on CUDA products may round to TF32 unless the deployment asks for float32.
+    """The vocoder, with float32 weights and states. On CUDA the layers behind the codebooks run as fused kernels.
 
-    On CUDA the layers behind the codebooks run as fused kernels.
+    has_half_decoder: those kernels keep what is between the convolutions of the decoder in float16.
     """
 
     host_outputs = ("pcm",)
@@ -97,6 +97,7 @@ class Codec(nn.Module, CapturesFunction):
     def __init__(self, config: TTSConfig) -> None:
         super().__init__()
         sizes = config.codec
+        self.has_half_decoder = False
         self.sizes = sizes
         self.quantizer = SplitQuantizer(sizes)
         self.pre_conv = CausalConv(sizes.inner, sizes.latent, 3)
@@ -212,9 +213,9 @@ class Codec(nn.Module, CapturesFunction):
             from mstar_qwen3tts.codec.fused_decoder import FusedDecoder
             from mstar_qwen3tts.codec.fused_frames import FusedFrames
 
-            precision = "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
             frames = FusedFrames(self.pre_conv, self.pre_transformer, self.upsample)
-            self._fused = frames, FusedDecoder(self.decoder, precision)
+            kind = torch.float16 if self.has_half_decoder else torch.float32
+            self._fused = frames, FusedDecoder(self.decoder, kind)
         return self._fused
 
     # -- CUDA graphs -------------------------------------------------------------------------------------------------

@@ -23,23 +23,25 @@ Units = list[tuple[FusedConv, FusedConv]]
 
 
 class FusedDecoder:
-    """Decoder on its device, in float32. Copies the weights when created.
+    """Decoder on its device. Copies the weights when created.
 
-    precision: of GEMMs: `tf32x3` has the error of float32, `tf32` ten bits.
+    dtype: of weights and of activations between kernels, whose products add up in float32. float32 has its own error;
+    float16 rounds to eleven bits, as many as TF32, and values beyond its range saturate. States are float32.
     """
 
-    def __init__(self, layers: nn.ModuleList, precision: str) -> None:
-        self._precision = precision
+    def __init__(self, layers: nn.ModuleList, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         parts: list[Any] = list(layers)
         entry, *blocks, last, out = parts
         snakes = [block.block[0] for block in blocks] + [last]
-        self._entry = FusedConv.causal(entry.conv, snakes[0], torch.float32)
-        self._blocks = [_block(list(block.block), after) for block, after in zip(blocks, snakes[1:], strict=True)]
+        self._entry = FusedConv.causal(entry.conv, snakes[0], dtype)
+        afters = zip(blocks, snakes[1:], strict=True)
+        self._blocks = [_block(list(block.block), after, dtype) for block, after in afters]
         self._out = FusedOutput.of(out.conv)
 
     def decode(self, x: Tensor, states: States) -> Tensor:
         """Decode new steps: samples [B, S] in [-1, 1], float32. x: [B, steps, width]."""
-        x = joined(x, self._entry.reach, states)
+        x = joined(x, self._entry.reach, states).to(self._dtype)
         bent = self._through(self._entry, x, states, room=1)[1]
         for index, (up, units) in enumerate(self._blocks):
             rate = up.weight.shape[1] // units[0][0].weight.shape[2]
@@ -71,21 +73,18 @@ class FusedDecoder:
         columns, outputs = conv.weight.shape[1], x.shape[1] - conv.fewer - conv.reach
         bent = x.new_empty(len(x), room + outputs * rate, columns // rate)
         into = bent[:, room:].view(len(x), outputs, columns)
-        wide, _ = convolve(
-            conv, x, residual, keeps_wide=keeps_wide, has_past=True, precision=self._precision, into=into
-        )
+        wide, _ = convolve(conv, x, residual, keeps_wide=keeps_wide, has_past=True, into=into)
         if room:
             carry(bent, room, states.exchange(bent.shape[2] * room))
         return (wide.view(len(x), outputs * rate, -1) if keeps_wide else bent), bent
 
 
-def _block(parts: list[Any], after: nn.Module) -> tuple[FusedConv, Units]:
+def _block(parts: list[Any], after: nn.Module, dtype: torch.dtype) -> tuple[FusedConv, Units]:
     """Return a block's upsampling and residual units. after: the SnakeBeta behind the block."""
     units = [unit for unit in parts[2:] if isinstance(unit, ResidualUnit)]
     behind = [unit.act1 for unit in units[1:]] + [after]
-    kind = torch.float32
     pairs = [
-        (FusedConv.causal(unit.conv1.conv, unit.act2, kind), FusedConv.causal(unit.conv2.conv, following, kind))
+        (FusedConv.causal(unit.conv1.conv, unit.act2, dtype), FusedConv.causal(unit.conv2.conv, following, dtype))
         for unit, following in zip(units, behind, strict=True)
     ]
-    return FusedConv.upsampling(parts[1].conv, units[0].act1, kind), pairs
+    return FusedConv.upsampling(parts[1].conv, units[0].act1, dtype), pairs
