@@ -31,7 +31,7 @@ from bench.serving.figures import head as conditions
 LIMITS: Final = ("max_concurrent_requests=64", "max_seq_len=2048")
 MODELS: Final = ("orpheus", "bagel", "qwen3_omni")
 PORT: Final = 18123
-THREADS: Final = (4, 4, 8, 16)
+THREADS: Final = (4, 8, 16)
 """Threads of the readings from the page cache, in this order."""
 
 
