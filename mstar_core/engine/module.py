@@ -57,6 +57,8 @@ class NodeModule:
     are reused three steps later, and on CUDA the module may compute them in a buffer that its next step overwrites.
     device_outputs: (stateless) outputs that other nodes of this device read, in memory of their own. A step that gives
     nothing else is done when the one before it is; its readers are launched behind it.
+    most_values: (stateless) values of the inputs of one step, 0 for any number. A node that others wait for then
+    computes what their next step takes, and not all that waits. A single job may have more.
     streamed_outputs: (KV) loop outputs that are copied to the host only for iterations that the loop emits.
     head_ports: (KV) outputs of `forward`, one value per row of `hidden`, that `head` takes by keyword beside `hidden`:
     the logits hook. A head may change logits by them, for instance by what a sequence has written so far. Temperature,
@@ -76,6 +78,7 @@ class NodeModule:
     listed_ports: Collection[str] = ()
     host_outputs: Collection[str] = ()
     device_outputs: Collection[str] = ()
+    most_values: int = 0
     streamed_outputs: Collection[str] = ()
     known_ports: Sequence[str] = ()
     head_ports: Sequence[str] = ()

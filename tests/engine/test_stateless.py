@@ -96,6 +96,18 @@ def test_a_batch_is_bounded_and_the_most_urgent_goes_first() -> None:
     assert [[int(done.job.key) for done in result.done] for result in play.results] == [[4, 2], [3, 1]]
 
 
+def test_a_module_bounds_the_values_of_a_batch_but_one_job_may_have_more() -> None:
+    class Few(Doubler):
+        most_values = 7
+
+    module = Few()
+    play = player(module)
+    for handle, length in enumerate([3, 3, 3, 9]):
+        play.submit(handle, torch.ones(length))
+    play.run()
+    assert sorted(module.batches) == [(1, 3), (1, 9), (2, 3)] and sorted(play.done) == [1, 2, 3, 4]
+
+
 def test_jobs_of_one_request_keep_their_order() -> None:
     module = Doubler()
     play = player(module)

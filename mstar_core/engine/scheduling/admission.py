@@ -77,14 +77,17 @@ class Admission:
         """Cut passes with `Job.yields` to the time that listeners leave. cost: of the node's steps."""
         self._slack, self._cost = slack, cost
 
-    def choose(self) -> list[tuple[Branch, int]]:
-        """Start jobs in order of age. Returns the branches of the next step, and how many tokens of each run."""
-        chosen = self._choose_once()
+    def choose(self, *, after_media: bool = False) -> list[tuple[Branch, int]]:
+        """Start jobs in order of age. Returns the branches of the next step, and how many tokens of each run.
+
+        after_media: the step before read media, see `_apart`.
+        """
+        chosen = self._choose_once(after_media=after_media)
         while not chosen and self._requests.has_changed:  # a younger branch has freed what an older one waits for
-            chosen = self._choose_once()
+            chosen = self._choose_once(after_media=after_media)
         return chosen
 
-    def _choose_once(self) -> list[tuple[Branch, int]]:
+    def _choose_once(self, *, after_media: bool) -> list[tuple[Branch, int]]:
         requests = self._requests
         requests.begin_pass()
         chosen: list[Branch] = []
@@ -117,7 +120,8 @@ class Admission:
                 else:
                     self._join_decode(branch)
         # A preemption during this pass may have taken the pages of a branch that was chosen before it.
-        counted = self._cut(self._divide(self._take_turns(chosen), is_limited=bool(most_items)))
+        chosen = self._apart(self._take_turns(chosen), after_media=after_media)
+        counted = self._cut(self._divide(chosen, is_limited=bool(most_items)))
         return [(branch, count) for branch, count in counted if count and branch.is_reserved]
 
     def _end_cached(self, branch: Branch) -> None:
@@ -153,6 +157,21 @@ class Admission:
         if share.turn is None:
             return []
         return _within(images, MOST_BESIDE_TEXT) if has_text else images
+
+    def _apart(self, chosen: list[Branch], *, after_media: bool) -> list[Branch]:
+        """Return the branches that read media, or the others, in turn with decode steps. See `reads_media`.
+
+        A pass over media takes many times as long as one over a short text or a decode step, whose ids would be known
+        no earlier than its end if they shared a step. after_media: such a step has just been planned.
+        """
+        media = [branch for branch in chosen if reads_media(branch)]
+        if not media or self._spec.sampling is None:
+            return chosen
+        others = [branch for branch in chosen if not reads_media(branch)]
+        if others and others[0] is chosen[0]:
+            return others  # a first token is near
+        has_others = bool(others) or len(self._requests.active) > len(self._requests.undecided)
+        return others if after_media and has_others else media
 
     def _divide(self, chosen: list[Branch], *, is_limited: bool) -> list[tuple[Branch, int]]:
         """Return the branches of the step and the tokens of each. is_limited: their number was limited already."""
@@ -293,6 +312,14 @@ def share_budget(passes: Sequence[tuple[int, bool]], budget: int) -> list[int]:
         left -= count
         counts.append(count)
     return counts
+
+
+def reads_media(branch: Branch) -> bool:
+    """Return whether a branch reads vectors of media in a pass that cannot be split and draws no id."""
+    forward, job = branch.current, branch.job
+    if forward is None or job is None or forward.is_replay or not forward.attend.write:
+        return False
+    return bool(forward.per_item) and job.loop is None and not job.sample
 
 
 def _is_image(branch: Branch) -> bool:

@@ -16,7 +16,7 @@ import torch
 from mstar_core.engine.base import NO_ADAPTER, Contention, Failed, Pressure, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.port_check import HEAD_OUTPUTS, PortCheck
-from mstar_core.engine.scheduling.admission import Admission
+from mstar_core.engine.scheduling.admission import Admission, reads_media
 from mstar_core.engine.scheduling.candidates import Candidates
 from mstar_core.engine.scheduling.decode_batch import DecodeScheduler
 from mstar_core.engine.scheduling.device_share import IMAGE, TEXT, DeviceShare, TimedStep
@@ -83,6 +83,7 @@ class Scheduler:
         self._share = share
         self._cost = StepCost()
         self._planned = 0
+        self._after_media = self._has_decoded = False
         self._memory = memory
         self._grammars = grammars
         self._requests = requests = Requests(spec.name, memory, clock)
@@ -320,11 +321,11 @@ class Scheduler:
         if requests.active:
             self._decode.reserve()
         self._share.turn = TEXT
-        chosen = self._admission.choose() if requests.pending else []
+        chosen = self._admission.choose(after_media=self._after_media) if requests.pending else []
         passes = [self._passes.scheduled(branch, count) for branch, count in chosen]
         if requests.starving:
             self._decode.end_with_streams(requests.ready)
-        decoding = requests.current_decode() if self._share.turn == TEXT else None
+        decoding = requests.current_decode() if self._share.turn == TEXT and self._may_decode(chosen) else None
         result = requests.ready
         if decoding is None and not passes and not (result.done or result.failed or result.emissions or result.loop):
             return None
@@ -339,6 +340,14 @@ class Scheduler:
                 step.work = self._cost.begin(self._share.mark(), sum([one.count for one in passes]), yielding)
         requests.in_flight.append(step)
         return step
+
+    def _may_decode(self, chosen: Sequence[tuple[Branch, int]]) -> bool:
+        """Return whether the decode batch is part of a step: not beside media, and once until the next such step."""
+        waits = any(map(reads_media, self._requests.pending.values()))
+        self._after_media = waits and any([reads_media(branch) for branch, _ in chosen])
+        may = not self._after_media and not (waits and chosen and self._has_decoded)
+        self._has_decoded = not self._after_media and (self._has_decoded or bool(self._requests.active))
+        return may
 
     def settle(self, step: KVStep, output: StepOutput) -> StepPlan | None:
         """Take what the newest plan of a step gave. Returns its next plan, while its fused loops go on."""

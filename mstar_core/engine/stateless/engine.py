@@ -127,6 +127,7 @@ class StatelessEngine(NodeRunner):
         self._device = device
         self._dtype = dtype
         self._max_batch = max_batch
+        self._most_values = offers.most_values
         self._lookahead = lookahead
         self._clock = clock
         self._faults = faults
@@ -313,7 +314,7 @@ class StatelessEngine(NodeRunner):
                 heads.append((request.queue[0].rank, request.handle))
         heapq.heapify(heads)
         batch: list[_Entry] = []
-        key, items, left_s = None, 0, None
+        key, items, values, left_s = None, 0, 0, None
         while heads and items < self._max_batch:
             _, handle = heapq.heappop(heads)
             request = self._requests[handle]
@@ -321,6 +322,9 @@ class StatelessEngine(NodeRunner):
             entry_key = entry.key or self._batch_key(entry)
             if (key is not None and entry_key != key) or (batch and items + entry.width > self._max_batch):
                 continue
+            values += _units(entry) if self._most_values else 0
+            if batch and values > self._most_values:
+                break
             if entry.job.yields:
                 left_s = self._slack.left_s() if left_s is None else left_s
                 if not self._may_take(entry, left_s, is_first=not batch):
