@@ -178,8 +178,9 @@ class Loads:
         for clients in (1, self.scale.clients):
             name = f"i2t_{words}_{ids}_clients_{clients}"
             for number in range(2):
+                asked = [self._question(side, words, ids) for _ in range(clients)]  # makes their pictures
                 start = time.perf_counter()
-                heard = self._together([self._question(side, words, ids) for _ in range(clients)])
+                heard = self._together(asked)
                 span = time.perf_counter() - start
                 if number:
                     self.figures.add(f"{name}_ttft", [each.first_s for each in heard])
