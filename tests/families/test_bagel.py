@@ -16,10 +16,10 @@ PAINTED = ["first_noise", "denoise main+cfg_text", "image_gen"]
 EDITED = ["first_noise", f"image_gen {ALL}"]
 
 PROGRAMS = {
-    "chat": ["prefill_text", "decode"],
-    "describe": ["prefill_vit", "prefill_text", "decode"],
-    "describe, think": ["prefill_text", "prefill_vit", "prefill_text", "decode"],
-    "interleaved": ["prefill_text", "prefill_vit", "prefill_text", "prefill_vit", "decode"],
+    "chat": ["prefill_last", "decode"],
+    "describe": ["prefill_vit", "prefill_last", "decode"],
+    "describe, think": ["prefill_text", "prefill_vit", "prefill_last", "decode"],
+    "interleaved": ["prefill_text", "prefill_vit", "prefill_text", "prefill_vit", "prefill_last", "decode"],
     "paint": ["prefill_text", *PAINTED],
     "paint, one partial image": [
         "prefill_text",
@@ -96,11 +96,18 @@ def test_an_image_takes_the_steps_of_its_flow_times_and_only_guided_ones_take_br
     assert not any(run.sample for walk in ("denoise", "image_gen") for run in runs("paint", walk))
 
 
-def test_decoding_starts_from_the_start_id_and_no_prefill_samples() -> None:
-    (decode,) = runs("chat", "decode")
+def test_the_last_pass_of_an_answers_prompt_draws_its_first_id() -> None:
+    found = [wish for wish in wishes("bagel", "describe, think")["main"] if isinstance(wish, Run)]
+    assert [run.walk for run in found if run.sample] == ["prefill_last", "decode"]
+    decode = found[-1]
+    assert (decode.max_iters, "token" in decode.inputs) == (1023, False), "it goes on from the first id"
+
+
+def test_a_thought_before_an_image_is_decoded_from_the_start_id() -> None:
+    (decode,) = runs("paint, think", "decode")
     assert decode.inputs["token"].name == "start"  # type: ignore[union-attr]
     assert decode.max_iters == 1024
-    assert not any(run.sample for run in runs("chat", "prefill_text"))
+    assert not any(run.sample for run in runs("paint, think", "prefill_text"))
 
 
 def test_a_thought_cut_by_its_limit_is_closed_with_its_last_id_first() -> None:

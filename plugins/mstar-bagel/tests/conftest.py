@@ -160,7 +160,14 @@ class Run:
         cache.position += 1
         # As between nodes: float32 features of the autoencoder come to a model of another dtype.
         given = {name: each[None].to(self.llm.vae2llm.weight.dtype) for name, each in ports.items()}
-        return self.llm(kv=cache, positions=positions, **given).get("hidden")
+        before = cache.copy()
+        self.llm(kv=cache, positions=positions, **given)
+        if "embeds" not in given:
+            return None
+        # A pass over an image ends in its last layer's keys and values: its states are computed here alone.
+        before.is_causal, before.writes = False, True
+        packed = self.llm._packed(given["embeds"])
+        return self.llm.language_model.model.text(packed, positions, before)
 
     def velocity(self, x: Tensor, time: float, cache: BranchCache) -> Tensor:
         """Return the velocity [h, w, channels] of noisy latents at a flow time."""

@@ -18,7 +18,7 @@ from mstar_bagel.nodes.pixels import SignedPixels
 from mstar_bagel.params import Params
 from mstar_bagel.plugin import spec
 from mstar_bagel.processor import Processor
-from mstar_bagel.request.images import fitted_size, resize, resized_size
+from mstar_bagel.request.images import Bands, fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin import parse_params
@@ -95,6 +95,28 @@ def test_pixels_equal_the_reference(image: str, golden: Any, reference: Any, pro
         torch.testing.assert_close(values, expected[f"{image}.{name}_input"], atol=PIXELS, rtol=0)
 
 
+@pytest.mark.parametrize("size", [(980, 980), (523, 1711), (640, 401), (77, 31)])
+def test_bands_resized_apart_have_the_pixels_of_the_image(size: tuple[int, int]) -> None:
+    """Pillow chooses by the size which axis it resizes first."""
+    rules = ResizeRule(longest=1024, shortest=512, stride=16), ResizeRule(longest=980, shortest=224, stride=14)
+    pixels = np.random.default_rng(3).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    for rule in rules:
+        whole = np.asarray(resize(image, rule)).transpose(2, 0, 1)
+        for cores in (1, 4):
+            apart = Bands(cores).map(image, lambda band, rule=rule: np.asarray(resize(band, rule)))
+            assert np.array_equal(np.stack(apart), whole)
+
+
+def test_a_band_that_fails_fails_the_image() -> None:
+    def fail(band: Image.Image) -> None:
+        raise ValueError("no")
+
+    for cores in (1, 4):
+        with pytest.raises(ValueError, match="no"):
+            Bands(cores).map(Image.new("RGB", (1000, 1000)), fail)
+
+
 def test_transparent_pixels_are_white(processor: Processor) -> None:
     inputs = processor.process_prompt(request([("image", png(64, 64, "RGBA"))]))
     assert (inputs.segments[0].arrays["vit_image"] == 255).all()
@@ -151,12 +173,13 @@ def test_parts_keep_their_order(golden: Any, reference: Any, processor: Processo
     parts = [("text", first), ("image", pictures[0]), ("image", pictures[1]), ("text", second)]
     inputs = processor.process_prompt(request(parts))
     assert [segment.kind for segment in inputs.segments] == ["text", "image", "image", "text"]
-    assert ids_of(inputs) == [[ids.start, *words[text], ids.end] for text in (first, second)]
+    spelled = [[ids.start, *words[text], ids.end] for text in (first, second)]
+    assert ids_of(inputs) == [spelled[0], [*spelled[1], ids.start]]
     shapes = [segment.arrays["vit_image"].shape for segment in inputs.segments if segment.kind == "image"]
     assert shapes == [tuple(golden.cases["preprocess"][name]["vit_input_chw"]) for name in golden.images]
     assert all("vae_image" not in segment.arrays for segment in inputs.segments)  # only an edit reads clean latents
-    assert inputs.arrays["start"].tolist() == [ids.start]
-    assert inputs.prompt_tokens == sum(segment.length for segment in inputs.segments)
+    assert not inputs.arrays
+    assert inputs.prompt_tokens == sum(segment.length for segment in inputs.segments) - 1
 
 
 @pytest.mark.parametrize(("outputs", "instruction"), [(("text",), THINK_TO_ANSWER), (("image",), THINK_TO_PAINT)])
@@ -199,15 +222,16 @@ def test_messages_are_segments_and_chatml_adds_roles(reference: Any, processor: 
     tokenizer, ids = processor.tokenizer, reference.sizes.ids
     parts, roles = [("text", "be brief"), ("text", "hello")], ["system", "user"]
     plain = processor.process_prompt(request(parts, turns=roles))
-    assert ids_of(plain) == [[ids.start, *tokenizer.encode(text), ids.end] for _, text in parts]
+    spelled = [token for _, text in parts for token in (ids.start, *tokenizer.encode(text), ids.end)]
+    assert ids_of(plain) == [[*spelled, ids.start]]
     chat = processor.process_prompt(request(parts, turns=roles, prompt_format="chatml"))
     line = tokenizer.encode("\n")
     expected = [
-        [ids.start, *tokenizer.encode(f"{role}\n{text}"), ids.end, *line]
+        token
         for role, (_, text) in zip(roles, parts, strict=True)
+        for token in (ids.start, *tokenizer.encode(f"{role}\n{text}"), ids.end, *line)
     ]
-    header = [ids.start, *tokenizer.encode("assistant\n")]
-    assert [*ids_of(chat), chat.arrays["start"].tolist()] == [*expected, header[:-1], header[-1:]]
+    assert ids_of(chat) == [[*expected, ids.start, *tokenizer.encode("assistant\n")]]
 
 
 def test_spelled_out_control_tokens_stay_text(reference: Any, processor: Processor) -> None:
@@ -215,7 +239,7 @@ def test_spelled_out_control_tokens_stay_text(reference: Any, processor: Process
     inputs = processor.process_prompt(request([("text", "a<|im_end|><|vision_start|>b")]))
     (actual,) = ids_of(inputs)
     control = {ids.start, ids.end, ids.image_start, ids.image_end}
-    assert [token for token in actual if token in control] == [ids.start, ids.end]
+    assert [token for token in actual if token in control] == [ids.start, ids.end, ids.start]
     assert processor.tokenizer.decode(actual) == "a<|im_end|><|vision_start|>b"
 
 

@@ -174,12 +174,15 @@ def _nodes(sizes: Sizes, image_buckets: tuple[int, ...]) -> _Nodes:
 
 def _walks(nodes: _Nodes, stop_id: int) -> dict[str, Walk]:
     llm, cfg_img = nodes.llm, nodes.cfg_img
+    answer = GraphEdge("token", CLIENT, modality="text")
     return {
         # The Run names the branches that read the text. A branch node without a placement runs as part of LLM.
         "prefill_text": Parallel(
             GraphNode(llm, ("tokens",), attend=Attend(mask="causal")),
             GraphNode(cfg_img, ("tokens",), attend=Attend(mask="causal")),
         ),
+        # The end of a prompt, with the id from which the answer is decoded: it draws the first id.
+        "prefill_last": GraphNode(llm, ("tokens",), (answer,), attend=Attend(mask="causal")),
         "prefill_vit": Sequential(
             GraphNode(nodes.vit, ("image",), (GraphEdge("features", llm, into="embeds"),)),
             GraphNode(llm, ("embeds",), attend=IMAGE),
@@ -190,7 +193,7 @@ def _walks(nodes: _Nodes, stop_id: int) -> dict[str, Walk]:
         ),
         "decode": Loop(
             "decode_loop",
-            GraphNode(llm, ("token",), (GraphEdge("token", CLIENT, modality="text"),)),
+            GraphNode(llm, ("token",), (answer,)),
             carry={"token": "token"},
             stop=StopOn("token", (stop_id,), unless="ignore_eos"),
         ),

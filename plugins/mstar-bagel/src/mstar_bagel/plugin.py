@@ -40,9 +40,11 @@ step_cache: of requests that do not name it.
 
 TEXT = ("text", {"tokens": (12,)})
 SYSTEM = ("system", {"tokens": (60,)})
+START = ("text", {"tokens": (1,)})
+"""The start id of an answer behind an image. Behind a text it is the last id of the text."""
+
 SEEN = ("image", {"vit_image": (3, 602, 798)})
 PICTURE = ("image", {"vit_image": (3, 602, 798), "vae_image": (3, 608, 800)})
-WRITE = {"start": (1,)}
 GRID = {"grid": (64, 64), "guidance": (5,)}
 PAINT = {**GRID, "times_guided": (41, 4), "times_after": (8, 4)}
 PLAIN = {**GRID, "times_after": (49, 4)}
@@ -55,18 +57,15 @@ SMALL_EDIT = {"num_timesteps": 3}
 SMALL_THINK = {**SMALL, "max_think_tokens": 24}
 
 SAMPLES = (
-    Sample(name="chat", inputs=WRITE, segments=(TEXT,), outputs=frozenset({"text"})),
-    Sample(
-        name="describe", inputs=WRITE, segments=(SEEN, TEXT), outputs=frozenset({"text"}), params={"temperature": 0.7}
-    ),
+    Sample(name="chat", segments=(TEXT,), outputs=frozenset({"text"})),
+    Sample(name="describe", segments=(SEEN, TEXT), outputs=frozenset({"text"}), params={"temperature": 0.7}),
     Sample(
         name="describe, think",
-        inputs=WRITE,
         segments=(SYSTEM, SEEN, TEXT),
         outputs=frozenset({"text"}),
         params={"think": True},
     ),
-    Sample(name="interleaved", inputs=WRITE, segments=(TEXT, SEEN, TEXT, SEEN), outputs=frozenset({"text"})),
+    Sample(name="interleaved", segments=(TEXT, SEEN, TEXT, SEEN, START), outputs=frozenset({"text"})),
     Sample(name="paint", inputs=PAINT, segments=(TEXT,), outputs=frozenset({"image"}), tiny=SMALL),
     Sample(
         name="paint, unguided",

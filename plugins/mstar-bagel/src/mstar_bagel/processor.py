@@ -14,7 +14,7 @@ from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.graph import MARKERS
 from mstar_bagel.params import guidance
 from mstar_bagel.program import GUIDED, IMAGE, SYSTEM
-from mstar_bagel.request.images import fitted_size, planes, resize
+from mstar_bagel.request.images import Bands, fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT, PromptIds
 from mstar_bagel.request.schedule import phases
 from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
@@ -26,6 +26,8 @@ from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, KeptMedia, PromptRequest, SegmentInputs, content_key
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from mstar_bagel.params import Guidance, Params
     from mstar_core.constraints.vocabulary import TokenTable
 
@@ -61,6 +63,7 @@ class Processor:
         self._folder = folder
         self._tokenizer: TextTokenizer | None = None
         self._step_cache = float(model_kwargs.get("step_cache", 0))
+        self._bands = Bands()
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -84,19 +87,18 @@ class Processor:
         self._check(request, params, paints=paints)
         read = self._read(request, params, paints=paints)
         arrays: dict[str, np.ndarray] = {}
-        ids = self._sizes.ids
-        if params.think_mode or not paints:
-            arrays["start"] = np.array([ids.start], dtype=np.int64)
+        ids, opening = self._sizes.ids, [self._sizes.ids.start]
         if paints:
             partial = params.partial_images if PARTIAL_IMAGE in request.outputs else 0
             arrays |= self._painted(params, read.image_size, partial)
             if params.think_mode:
-                arrays["end"] = np.array([ids.end], dtype=np.int64)
+                arrays |= {"start": np.array([ids.start]), "end": np.array([ids.end])}
         elif params.prompt_format == CHATML:
             *header, last = PromptIds(self.tokenizer, ids).answer()
             read.segments.append(_text_segment(header))
-            arrays["start"] = np.array([last], dtype=np.int64)
-        return self._limited(request, params, read, arrays, paints=paints)
+            opening = [last]
+        inputs = self._limited(request, params, read, arrays, paints=paints)
+        return inputs if paints else dataclasses.replace(inputs, segments=_closed(read.segments, opening))
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Return an image as PNG with its size. output: uint8 [y, x, 3]."""
@@ -127,14 +129,16 @@ class Processor:
         self, request: PromptRequest, params: Params, number: int, kept: dict[int, KeptMedia], *, paints: bool
     ) -> tuple[SegmentInputs, tuple[int, int]]:
         """Read an image, unless an earlier request of the session has. number: in the request's media."""
-        part = request.media[number]
-        key = content_key("image", part.data, params.image_preprocess, paints)
-        made = part.kept
-        if made is None or made.content != key:
-            made = KeptMedia(content=key, arrays=self._decoded(part.data, request, params, paints=paints))
-            if request.keeps_media:
-                kept[number] = made
-        arrays = dict(made.arrays)
+        part, made = request.media[number], request.media[number].kept
+        if made is None and not request.keeps_media:
+            arrays = self._decoded(part.data, request, params, paints=paints)
+        else:
+            key = content_key("image", part.data, params.image_preprocess, paints)
+            if made is None or made.content != key:
+                made = KeptMedia(content=key, arrays=self._decoded(part.data, request, params, paints=paints))
+                if request.keeps_media:
+                    kept[number] = made
+            arrays = dict(made.arrays)
         length, width, height = (int(value) for value in arrays.pop(SIZES))
         return SegmentInputs(kind=IMAGE, arrays=arrays, length=length), (width, height)
 
@@ -142,15 +146,19 @@ class Processor:
         """Return the pixels of an image for each encoder, and SIZES: its tokens, and its size after the first rule."""
         sizes = self._sizes
         original = read_image(data, request.limits)
-        first = resize(original, sizes.vae_rule)
-        seen = resize(original if params.image_preprocess == DIRECT else first, sizes.vit_rule)
-        arrays = {"vit_image": planes(seen)}
-        length = _tokens(seen.size, sizes.vision.patch)
+
+        def resized(band: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
+            first = resize(band, sizes.vae_rule)
+            seen = resize(band if params.image_preprocess == DIRECT else first, sizes.vit_rule)
+            return np.asarray(seen), np.asarray(resize(first, sizes.vae_rule)) if paints else None
+
+        bands = self._bands.map(original, resized)
+        seen = np.stack([band for band, _ in bands])
+        arrays, length = {"vit_image": seen}, _tokens(seen, sizes.vision.patch)
         if paints:
-            clean = resize(first, sizes.vae_rule)
-            arrays["vae_image"] = planes(clean)
-            length += _tokens(clean.size, sizes.token_pixels)
-        return {**arrays, SIZES: np.array([length, *first.size])}
+            arrays["vae_image"] = clean = np.stack([band for _, band in bands if band is not None])
+            length += _tokens(clean, sizes.token_pixels)
+        return {**arrays, SIZES: np.array([length, *resized_size(original.size, sizes.vae_rule)])}
 
     def _check(self, request: PromptRequest, params: Params, *, paints: bool) -> None:
         parts = _parts(request)
@@ -287,9 +295,22 @@ def _text_segment(ids: list[int], kind: str = TEXT) -> SegmentInputs:
     return SegmentInputs(kind=kind, arrays={"tokens": np.array(ids, dtype=np.int64)}, length=len(ids))
 
 
-def _tokens(size: tuple[int, int], pixels: int) -> int:
-    """Return the tokens of an image with its markers."""
-    return (size[0] // pixels) * (size[1] // pixels) + MARKERS
+def _closed(segments: Sequence[SegmentInputs], opening: list[int]) -> list[SegmentInputs]:
+    """Return the segments of a prompt with one behind its last image: all texts there and the opening of the answer.
+
+    One pass reads them and draws the first id. opening: ids from which the answer is decoded.
+    """
+    count = len(segments)
+    while count and segments[count - 1].kind != IMAGE:
+        count -= 1
+    texts = [token for segment in segments[count:] for token in segment.arrays["tokens"].tolist()]
+    return [*segments[:count], _text_segment([*texts, *opening])]
+
+
+def _tokens(image: np.ndarray, pixels: int) -> int:
+    """Return the tokens of an image with its markers. image: [3, y, x]."""
+    _, height, width = image.shape
+    return int(height // pixels) * int(width // pixels) + MARKERS
 
 
 def _told(segments: Sequence[SegmentInputs]) -> str:

@@ -34,6 +34,9 @@ def until_partial(phase: str, number: int) -> str:
 
 def bagel(request: ProgramRequest) -> ProgramGenerator:
     """Run prompt segments in order, then text, then the image. A request has at most one image."""
+    if not request.generates_image:
+        yield list(_answer(request))
+        return
     branches = image_branches(request)
     reading: list[Run] = []
     for segment in request.segments:
@@ -43,10 +46,6 @@ def bagel(request: ProgramRequest) -> ProgramGenerator:
             yield Fork(MAIN, into=CFG_TEXT)
             reading = []
         reading += _reads(request, segment, branches)
-    if not request.generates_image:
-        # One list: no image pass of another request comes between prompt and first token.
-        yield [*reading, _decode(request, request.params.max_output_tokens)]
-        return
     if reading:
         yield reading
     if CFG_TEXT in branches and request.segments[-1].kind == IMAGE:
@@ -79,14 +78,22 @@ def _reads(request: ProgramRequest, segment: Segment, branches: tuple[str, ...])
         yield Run("prefill_text", tokens=segment.inputs["tokens"], branches=texts, sample=False)
 
 
-def _decode(request: ProgramRequest, limit: int, keep: tuple[str, ...] = ()) -> Run:
-    """Return the decoding of text from the explicit start id."""
-    return Run("decode", token=request.inputs["start"], max_iters=limit, keep=keep)
+def _answer(request: ProgramRequest) -> Iterator[Run]:
+    """Yield the runs of an answer in text, in one list: its start depends on nothing that the conductor decides.
+
+    The last segment is text and ends with the start id, so the pass over it draws the first id of the answer.
+    """
+    *segments, last = request.segments
+    for segment in segments:
+        yield from _reads(request, segment, (MAIN,))
+    yield Run("prefill_last", tokens=last.inputs["tokens"])
+    yield Run("decode", max_iters=request.params.max_output_tokens - 1)
 
 
 def _think(request: ProgramRequest) -> ProgramGenerator:
-    """Decode a thought before the image and close it in the cache of main only."""
-    thought = yield _decode(request, request.params.max_think_tokens, keep=("token",))
+    """Decode a thought from the start id, before the image, and close it in the cache of main only."""
+    limit = request.params.max_think_tokens
+    thought = yield Run("decode", token=request.inputs["start"], max_iters=limit, keep=("token",))
     closing = [Run("prefill_text", tokens=request.inputs["end"], sample=False)]
     if thought.reason == "length":
         # The last id is not in the cache yet. After a stop it is the end id, which the cache lacks as well.

@@ -21,7 +21,7 @@ from mstar_bagel.graph import MARKERS, PASS_TOKENS
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
 from mstar_core.engine.module import NodeModule
 from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, rotate
-from mstar_core.layers.kv_view import PackedView
+from mstar_core.layers.kv_view import KeepingView, PackedView
 from mstar_core.layers.linear import (
     LinearWeight,
     PreparedLayer,
@@ -241,11 +241,28 @@ class MixedAttention(PreparedLayer, QuantizableLayer):
             attended = kv.attend_packed(self.layer, packed, rotation, self.heads, None, norms)
             if attended is not None:
                 return und.branch(attended.view(len(x), -1))
-        if len(x) > MANY_TOKENS:
-            split = Packing((len(x),), markers=0).join_packed(packed, packed, (und, und), rotation)
+        return und.branch(kv.attend(self.layer, *self._split(packed, x, rotation)).reshape(len(x), -1))
+
+    def append_only(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> None:
+        """Append keys and values without attending, for a last layer whose output is not used. See `text`."""
+        und = self.und
+        if not isinstance(kv, KeepingView):
+            self.text(x, kv, rotation)
+        elif und.joined is None or not uses_fused_kernels(x):
+            _, key, value = und.project(x, self.head_dim)
+            kv.keep(self.layer, rotate(key, *rotation), value)
         else:
-            split = elementwise_kernels().rotate_qkv(packed, self.heads, self.kv_heads, *rotation, x.dtype, norms)
-        return und.branch(kv.attend(self.layer, *split).reshape(len(x), -1))
+            _, key, value = self._split(und.project_packed(x), x, rotation)
+            kv.keep(self.layer, key, value)
+
+    def _split(self, packed: Tensor, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries and keys, and values. packed: of `und` for x, see `AttentionExpert.project_packed`."""
+        und = self.und
+        if len(x) > MANY_TOKENS:
+            return Packing((len(x),), markers=0).join_packed(packed, packed, (und, und), rotation)
+        kernels = elementwise_kernels()
+        query, key, value = kernels.rotate_qkv(packed, self.heads, self.kv_heads, *rotation, x.dtype, und.head_norms)
+        return query, key, value
 
     def images(
         self, gen: Tensor, und: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing
@@ -328,6 +345,14 @@ class MixedDecoder(nn.Module):
             both = block.text(both, kv, rotation, after[0])
         return both[1]
 
+    def append_text(self, x: Tensor, positions: Tensor, kv: KVView) -> None:
+        """Append keys and values of all layers, for a pass whose states are not used. Arguments: see `text`."""
+        rotation, norms, (*blocks, last) = self.rotary(positions), self.norms, self.blocks
+        both: Normed = (x, norms[0][0](x))
+        for block, after in zip(blocks, norms[1:], strict=False):
+            both = block.text(both, kv, rotation, after[0])
+        last.self_attn.append_only(both[1], kv, rotation)
+
     def images(self, gen: Tensor, und: Tensor, positions: Tensor, kv: KVView, packing: Packing) -> Tensor:
         """Return normalized states of the latent tokens, [sum of lengths, width]."""
         rotation, norms = self.rotary(positions), self.norms
@@ -380,8 +405,8 @@ class BagelLLM(nn.Module, NodeModule):
     ) -> dict[str, Tensor] | dict[str, list[Tensor]]:
         """Run one kind of input.
 
-        positions: int64 [T]. tokens: int64 [T] → {"hidden": [T, width]}. embeds: features of each image [n, width] →
-        the same with its markers; or both of all images, packed [T, width]. latent_embeds: clean latents of each image
+        positions: int64 [T]. tokens: int64 [T] → {"hidden": [T, width]}. embeds: features of each image [n, width], or
+        those of all images with their markers, packed [T, width] → nothing. latent_embeds: clean latents of each image
         [n, width] → nothing. latents: float32 [h, w, channels] of each image, with times float32 [images, 1, 2] (flow
         time first) → {"velocity": as latents}.
         """
@@ -389,7 +414,8 @@ class BagelLLM(nn.Module, NodeModule):
         if tokens is not None:
             return {"hidden": decoder.text(decoder.embed_tokens(tokens), positions, kv)}
         if embeds is not None:
-            return {"hidden": decoder.text(self._packed(embeds), positions, kv)}
+            decoder.append_text(self._packed(embeds), positions, kv)  # no id is drawn behind an image
+            return {}
         if latent_embeds is not None:
             packing, markers = Packing(tuple(len(image) for image in latent_embeds)), self._markers(len(latent_embeds))
             # The encoder is float32 in every deployment.

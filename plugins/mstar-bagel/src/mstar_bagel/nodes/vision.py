@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MOST_CAPTURED: Final = 2600
 """Most patches of a captured image: the kernels of a larger one outlast their launches."""
 
+MOST_VALUES: Final = 2 * 3 * 518**2
+"""Values of the images of a step: two of 512 x 512 pixels, as resized, which share a pass of the LLM."""
+
 
 def patches(image: Tensor, side: int) -> Tensor:
     """Return the patches of an image in row-major order, [h * w, side * side * channels], channels last in each.
@@ -165,10 +168,12 @@ class VisionTower(nn.Module):
 class ImageFeatures(nn.Module, CapturesFunction):
     """Images to vectors of the LLM's width.
 
-    On CUDA an image that is alone in its batch is encoded in a graph if it is small and its size is a frequent one.
+    On CUDA an image is encoded alone, in a graph, if it is small and its size is a frequent one: the launches of a
+    batch take longer than its kernels. A step takes as many images as a pass of the LLM.
     """
 
     device_outputs = ("features",)
+    most_values = MOST_VALUES
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -189,8 +194,8 @@ class ImageFeatures(nn.Module, CapturesFunction):
     def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
         """Return {"features": one tensor [n, width] per image}. image: [channels, y, x] each, uint8 or in [-1, 1]."""
         images = list(image)
-        if len(images) == 1:
-            return {"features": [self._replayed(images[0][None])[0]]}
+        if len(images) == 1 or all(self._is_small(tuple(each.shape)) for each in images):
+            return {"features": [self._replayed(each[None])[0] for each in images]}
         return {"features": self._encoded(images)}
 
     def _encoded(self, images: list[Tensor]) -> list[Tensor]:
