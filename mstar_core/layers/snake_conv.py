@@ -23,6 +23,9 @@ OUTPUT_BLOCK: Final = 64
 FEW_STEPS: Final = 2048
 """Steps of all windows below which a GEMM uses smaller tiles, to fill the device."""
 
+FEW_PROGRAMS: Final = 64
+"""Programs of a GEMM below which its tiles have fewer columns: half the multiprocessors of an H200."""
+
 
 class SnakeBeta(nn.Module):
     """x + sin(x * exp(alpha))^2 / (exp(beta) + 1e-9), per channel. x: [B, channels, T]."""
@@ -129,7 +132,7 @@ def convolve(
     outputs = taken - conv.fewer - (conv.reach - reach)
     bent = x.new_empty((batch, outputs, columns)) if into is None else into
     wide = x.new_empty((batch, outputs, columns)) if keeps_wide else bent
-    cut = _tile(batch * outputs, columns, inner, is_wide=x.dtype == torch.float32)
+    cut = _tile(batch, outputs, columns, inner, is_wide=x.dtype == torch.float32)
     tiles = math.ceil(outputs / cut["bm"])
     kernels.conv_kernel[(batch * tiles, math.ceil(columns / cut["bn"]))](
         x,
@@ -178,11 +181,17 @@ def samples_of(output: FusedOutput, bent: Tensor, *, is_pcm: bool) -> Tensor:
     return out
 
 
-def _tile(steps: int, columns: int, inner: int, *, is_wide: bool) -> dict[str, int]:
-    """Return tile sizes and launch options of a GEMM. `bk`, which orders the sums, does not depend on the batch."""
-    bm = 64 if steps < FEW_STEPS or is_wide else 128
+def _tile(windows: int, steps: int, columns: int, inner: int, *, is_wide: bool) -> dict[str, int]:
+    """Return tile sizes and launch options of a GEMM, with more programs where few would leave the device idle.
+
+    steps: of each window. The bits of a window do not depend on their number: `bk` does not order the sums, which
+    advance in steps of one instruction.
+    """
+    bm = 64 if windows * steps < FEW_STEPS or is_wide else 128
     bn = 64 if columns % 128 and columns > 128 or is_wide else min(128, max(16, _power(columns)))
     bk = min(32 if is_wide or inner % 64 else 64, max(16, _power(inner)))
+    if not is_wide and windows * math.ceil(steps / bm) * math.ceil(columns / bn) < FEW_PROGRAMS:
+        bm, bn, bk = 64, min(bn, 32), bk if inner % 128 else 128
     return {"bm": bm, "bn": bn, "bk": bk, "num_warps": 8 if bm * bn > 64 * 128 else 4, "num_stages": 3}
 
 

@@ -56,6 +56,16 @@ def test_a_result_goes_behind_room_for_earlier_steps(cuda: torch.device) -> None
     assert bool((memory[:, :5] == 7).all())
 
 
+@pytest.mark.parametrize(("inner", "outer", "steps"), [(128, 256, 70), (192, 96, 9), (256, 768, 300)])
+def test_bits_of_a_window_do_not_depend_on_their_number(inner: int, outer: int, steps: int, cuda: torch.device) -> None:
+    torch.manual_seed(1)
+    fused = FusedConv.causal(nn.Conv1d(inner, outer, 7).to(cuda), snake_of(outer).to(cuda), torch.float16)
+    x = torch.randn(48, steps, inner, device=cuda, dtype=torch.float16)
+    many = convolve(fused, x, keeps_wide=True)
+    for found, expected in zip(convolve(fused, x[3:4].contiguous(), keeps_wide=True), many, strict=True):
+        assert torch.equal(found[0], expected[3])
+
+
 @pytest.mark.parametrize("rate", [2, 5])
 def test_an_upsampling_equals_torch(rate: int, cuda: torch.device) -> None:
     torch.manual_seed(1)
