@@ -505,6 +505,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=0.95,
         ),
     ] = 0.5
+    steps_at_once: Annotated[
+        int,
+        ConfigKey(
+            "Most captured decode steps of one launch on a GPU, if they take 2.5 ms together at most; 1: one by one.",
+            ge=1,
+            le=32,
+        ),
+    ] = 8
     yield_to_sound: Annotated[
         bool,
         ConfigKey("Hold encoders and new prompts back while they would make sound that has begun run dry."),

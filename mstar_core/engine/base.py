@@ -160,14 +160,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStep:
-    """Ids that resident loops drew in one step.
+    """Ids that resident loops drew in one step, or in several of one launch.
 
-    keys: int64 [n] job keys. ids: int64 [n], the value of the loop's sampled port in this iteration.
+    keys: int64 [n] job keys. ids: int64 [n], the value of the loop's sampled port in this iteration. steps: iterations
+    of each job; with several a key occurs again for each, in their order.
     Jobs whose loop ended in this step also appear in `StepResult.done`.
     """
 
     keys: np.ndarray
     ids: np.ndarray
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

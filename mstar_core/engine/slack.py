@@ -60,12 +60,13 @@ class Slack:
 class TimedWork:
     """Work of one step on the device. end: mark behind it, None while it is launched.
 
-    expected_s: time of its yielding part.
+    expected_s: time of its yielding part. steps: decode steps that it holds.
     """
 
     begin: Mark
     units: int
     expected_s: float
+    steps: int = 1
     end: Mark | None = None
 
 
@@ -83,9 +84,12 @@ class StepCost:
     units: float = 0.0
     pending: deque[TimedWork] = field(default_factory=deque)
 
-    def begin(self, mark: Mark, units: int, yielding: int) -> TimedWork:
-        """Note that a step begins. units: of all its work; yielding: of that which yields. The caller sets its end."""
-        work = TimedWork(mark, units, self.of(yielding))
+    def begin(self, mark: Mark, units: int, yielding: int, steps: int = 1) -> TimedWork:
+        """Note that a step begins. units: of all its work; yielding: of that which yields. The caller sets its end.
+
+        steps: decode steps in its launch; 0 for work without one.
+        """
+        work = TimedWork(mark, units, self.of(yielding), max(1, steps))
         self.pending.append(work)
         return work
 
@@ -93,19 +97,19 @@ class StepCost:
         """Take the times of the steps that the device has finished."""
         while self.pending and (end := self.pending[0].end) is not None and end.is_passed:
             work = self.pending.popleft()
-            self.add(work.begin.seconds_until(end), work.units)
+            self.add(work.begin.seconds_until(end), work.units, work.steps)
 
     def in_flight_s(self) -> float:
         """Return the expected time of yielding work that the device has not finished."""
         self.settle()
         return sum([work.expected_s for work in self.pending])
 
-    def add(self, seconds: float, units: int) -> None:
-        """Take the time of a step with so many units."""
+    def add(self, seconds: float, units: int, steps: int = 1) -> None:
+        """Take the time of a step with so many units. steps: decode steps in its launch."""
         if not units:
-            self.base_s = mean(self.base_s, seconds)
+            self.base_s = mean(self.base_s, seconds / steps)
         else:
-            self.added_s += max(0.0, seconds - self.base_s) - NEW_SHARE * self.added_s
+            self.added_s += max(0.0, seconds - self.base_s * steps) - NEW_SHARE * self.added_s
             self.units += units - NEW_SHARE * self.units
 
     def of(self, units: int) -> float:

@@ -19,7 +19,7 @@ READ_BY_CHILDREN_ALONE: Final = (
     *("max_queue", "token_budget", "image_share", "feature_cache_bytes", "wait_spin_us", "hang_s", "step_limit_s"),
     *("share_between_keys", "prefix_cache", "keep_starts", "unknown_params", "stall_timeout_s", "max_body_bytes"),
     *("standby", "max_files", "max_speech_chars", "max_n", "max_connections", "max_image_pixels", "max_video_frames"),
-    *("yield_to_sound", "first_sound_requests"),
+    *("yield_to_sound", "first_sound_requests", "steps_at_once"),
 )
 """Keys whose values neither a check of a file nor the planner reads."""
 

@@ -28,6 +28,7 @@ ACTS: Final[dict[str, str]] = {
     "max_queue": "tests/api/test_errors.py::test_beyond_the_queue_requests_are_refused_with_a_time_to_wait",
     "token_budget": "tests/engine/test_kv_results.py::test_chunked_prefill_equals_whole",
     "image_share": "tests/engine/test_device_share.py::test_time_follows_the_share_while_both_wait",
+    "steps_at_once": "tests/engine/test_steps_at_once.py::test_a_launch_holds_as_many_steps_as_the_settings_allow",
     "yield_to_sound": "tests/worker/test_playback_slack.py::test_32_clients_with_images_hear_no_gaps",
     "first_sound_requests": "tests/worker/test_first_sound_order.py::test_without_it_steps_run_ahead_of_a_first_sound",
     "feature_cache_bytes": "tests/worker/test_feature_cache.py::test_a_limit_of_zero_keeps_nothing",

@@ -7,6 +7,7 @@ page, a wrong length or a missed copy shows in the ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -142,7 +143,10 @@ class FakeDevice:
         self.plans.append(plan)
         self.apply(plan.updates)
         failed: dict[int, MstarError] = {}
-        decode = self._decode(plan, plan.decode, failed) if plan.decode is not None else []
+        decode: list[DecodeOutput] = []
+        for number, each in enumerate(plan.decode.each() if plan.decode is not None else ()):
+            decode += [replace(part, first=number) for part in self._decode(plan, each, failed)]
+            self.stopped |= set(plan.decode.ended_by(number).tolist() if plan.decode is not None else ())
         passes = [self._pass(plan, one, failed) for one in plan.passes]
         return StepOutput(decode=decode, passes=passes, failed=failed)
 
@@ -219,7 +223,10 @@ def _mixed(values: np.ndarray) -> int:
 
 
 class FakeNode:
-    """A scheduler with a fake device; plays the worker. done, failed, emissions: by key; ids: drawn in decode steps."""
+    """A scheduler with a fake device; plays the worker. done, failed, emissions: by key; ids: drawn in decode steps.
+
+    step_s: time that a launch takes, as its clock says.
+    """
 
     def __init__(
         self,
@@ -231,6 +238,8 @@ class FakeNode:
         most_tokens: int = 96,
         limits: StepLimits | None = None,
         ahead: bool = False,
+        steps_at_once: int = 1,
+        step_s: float = 0.0,
         prefix_cache: bool = True,
         loop: LoopPorts | None = None,
         spec: NodeSpec = NODE,
@@ -245,7 +254,7 @@ class FakeNode:
             values,
         )
         self.device = FakeDevice(pages, slots, limits or StepLimits(), ahead=ahead)
-        self.now = 0.0
+        self.now, self.step_s = 0.0, step_s
         self.lookahead = lookahead
         module: object = FakeModule()
         self.scheduler = Scheduler(
@@ -257,6 +266,7 @@ class FakeNode:
             vocab=VOCAB,
             token_budget=budget,
             lookahead=lookahead,
+            steps_at_once=steps_at_once,
             clock=lambda: self.now,
         )
         self.done: dict[int, Done] = {}
@@ -287,6 +297,7 @@ class FakeNode:
         before = len(self.device.plans)
         if step is not None:
             plan = step.plan
+            self.now += self.step_s
             while plan is not None:
                 plan = self.scheduler.settle(step, self.device.launch(plan))
             self.running.append(step)

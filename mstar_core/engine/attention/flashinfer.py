@@ -350,9 +350,11 @@ class FlashInferDecode(StaticAttention):
         self._sizes = (0, 0, 0)
         self._scale: float | None = None
         self._starts = self._pages = self._last = np.zeros(0, dtype=np.int32)
+        self._places = np.zeros(0, dtype=np.int64)
+        self._count = 0
+        self._room = 0
         self._has_new_split = False
-        self._pinned: list[Tensor] = []
-        self._turn = 0
+        self._ring: BufferRing[Tensor] | None = None
 
     @property
     def fields(self) -> Fields:
@@ -374,13 +376,24 @@ class FlashInferDecode(StaticAttention):
             pages = np.concatenate([pages, np.full(extra, self._spare, dtype=np.int32)])
         self._last = np.ones(sequences, dtype=np.int32)
         self._last[:count] = used
-        values = {"places": metadata.places(size, sequences, self._spare * 2 * size), "last": self._last}
+        self._count, self._room = count, size - int(used.max()) if count else 0
+        self._places = metadata.places(size, sequences, self._spare * 2 * size)
+        values: dict[str, np.ndarray] = {"places": self._places, "last": self._last}
         is_same_split = np.array_equal(starts, self._starts)
         self._has_new_split = not is_same_split
         if not is_same_split or not np.array_equal(pages, self._pages):
             self._starts, self._pages = starts, pages
             values |= {"starts": starts, "pages": pages}
         return values
+
+    def following(self) -> Values | None:
+        """See StaticAttention: while no sequence begins a page, the next place is behind the last one."""
+        if self._room <= 0:
+            return None
+        self._room -= 1
+        self._places[: self._count] += 1
+        self._last[: self._count] += 1
+        return {"places": self._places, "last": self._last}
 
     def plan(self) -> None:
         """See StaticAttention."""
@@ -441,14 +454,19 @@ class FlashInferDecode(StaticAttention):
             sm_scale=scale,
         )
         self._wrapper, self._sizes, self._scale = wrapper, sizes, scale
-        pinned = wrapper._pin_memory_int_workspace_buffer
-        self._pinned = [pinned, torch.empty_like(pinned, pin_memory=True)]
+        first: Tensor = wrapper._pin_memory_int_workspace_buffer
+        self._ring = BufferRing(first, partial(torch.empty_like, first, pin_memory=True), recorded_event, PLAN_BUFFERS)
 
     def _replan(self, last: Tensor) -> None:
-        # The plan goes to the device from pinned memory, in stream order: the plan before may still be on its way.
-        self._turn = 1 - self._turn
-        self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
-        self._attention.replan(self._wrapper, (torch.from_numpy(self._starts), last), self._device, self._sizes)
+        # The plan goes to the device from pinned memory, in stream order: plans before may still be on their way.
+        assert self._ring is not None
+        counts = torch.from_numpy(self._starts), last
+
+        def write(buffer: Tensor) -> None:
+            self._wrapper._pin_memory_int_workspace_buffer = buffer
+            self._attention.replan(self._wrapper, counts, self._device, self._sizes)
+
+        self._ring.use(write)
         self._wrapper._sm_scale = self._scale
         self.plans += 1
 

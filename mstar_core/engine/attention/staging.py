@@ -37,7 +37,10 @@ class DeviceEvent(Protocol):
 
 
 class BufferRing(Generic[T]):
-    """Buffers that copies leave from. A buffer is reused when the event after its copy has passed."""
+    """Buffers that copies leave from. A buffer is reused when the event after its copy has passed.
+
+    Copies that directly follow each other may share the event after the last one.
+    """
 
     def __init__(self, first: T, make: Callable[[], T], mark: Callable[[], DeviceEvent], most: int) -> None:
         """make: a further buffer; mark: records an event; most: buffers at most, after which `use` waits."""
@@ -46,20 +49,33 @@ class BufferRing(Generic[T]):
         self._mark = mark
         self._most = most
         self._used: deque[tuple[T, DeviceEvent]] = deque()
+        self._unmarked: list[T] = []
 
-    def use(self, write: Callable[[T], None]) -> None:
-        """Call `write` with a free buffer; it fills the buffer and launches the copy from it."""
+    def use(self, write: Callable[[T], None], *, more: bool = False) -> None:
+        """Call `write` with a free buffer; it fills the buffer and launches the copy from it.
+
+        more: a further use follows at once, whose event covers this copy.
+        """
         buffer = self._next()
         write(buffer)
-        self._used.append((buffer, self._mark()))
+        self._unmarked.append(buffer)
+        if not more:
+            self._record()
+
+    def _record(self) -> None:
+        event = self._mark()
+        self._used.extend((buffer, event) for buffer in self._unmarked)
+        self._unmarked.clear()
 
     def _next(self) -> T:
         while self._used and self._used[0][1].query():
             self._free.append(self._used.popleft()[0])
         if self._free:
             return self._free.pop()
-        if len(self._used) < self._most:
+        if len(self._used) + len(self._unmarked) < self._most:
             return self._make()
+        if not self._used:
+            self._record()
         buffer, event = self._used.popleft()
         event.synchronize()
         return buffer
@@ -90,8 +106,8 @@ class Staging:
             self._ring = BufferRing(self._host, self._buffer, recorded_event, MOST_BUFFERS)
         self.device = {name: self._block[slice(*span)].view(self._dtypes[name]) for name, span in self._spans.items()}
 
-    def put(self, values: Values) -> None:
-        """Copy values to the device, up to the last field that has one.
+    def put(self, values: Values, *, more: bool = False) -> None:
+        """Copy values to the device, up to the last field that has one. more: see `BufferRing.use`.
 
         A value shorter than its field is padded with zeros, and a field before the last one without a value becomes
         zero. The final field of the block is copied only as far as its value, and its rest is left as it is.
@@ -100,7 +116,7 @@ class Staging:
         if self._ring is None:
             self._send(self._host, values)
         else:
-            self._ring.use(lambda buffer: self._send(buffer, values))
+            self._ring.use(lambda buffer: self._send(buffer, values), more=more)
 
     def _send(self, host: _HostBuffer, values: Values) -> None:
         end, left = 0, len(values)

@@ -7,7 +7,7 @@ contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mstar_core.engine.attention.staging import Staging
@@ -52,6 +52,13 @@ class StaticAttention(ABC):
     @abstractmethod
     def values(self, metadata: AttentionMetadata) -> Values:
         """Return the fields for the next replay. Fields that did not change may be left out from the end."""
+
+    def following(self) -> Values | None:
+        """Return the fields for the token after the one that each sequence of the last `values` has appended.
+
+        None if they have to be computed anew, for instance because a page is full. Decode steps of one launch use it.
+        """
+        return None
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
@@ -108,7 +115,21 @@ class AttentionBuffers:
         if self._memory is not None:
             self._memory.prepare(metadata.of_memory())
 
-    def prepare(self, metadata: AttentionMetadata, beside: Values | None = None) -> None:
-        """Fill the buffers for the next replay. Earlier replays may still wait on the device."""
-        self._staging.put({**(beside or {}), **self.attention.values(metadata)})
+    def prepare(self, metadata: AttentionMetadata, beside: Values | None = None, *, more: bool = False) -> None:
+        """Fill the buffers for the next replay. Earlier replays may still wait on the device.
+
+        more: a `prepare_next` follows at once.
+        """
+        self._staging.put({**(beside or {}), **self.attention.values(metadata)}, more=more)
         self.attention.plan()
+
+    def prepare_next(self, metadata: Callable[[], AttentionMetadata], beside: Values, *, more: bool) -> None:
+        """Fill the buffers for the token of each sequence that follows the last one.
+
+        metadata: of that token; read only where the fields do not follow from the last ones.
+        """
+        values = self.attention.following()
+        if values is None:
+            self.prepare(metadata(), beside, more=more)
+        else:
+            self._staging.put({**beside, **values}, more=more)

@@ -8,6 +8,7 @@ module and stores the new state. Padding runs on a spare slot and a spare page.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -93,16 +94,36 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
 
     def load(self, plan: DecodePlan, tables: np.ndarray) -> None:
         """Fill the buffers for a step; sampling parameters only if the batch's membership changed."""
+        self._load_batch(plan, tables)
+        values = self._values(plan, rng.uniform_host(self._states, plan.drawn))
+        self.buffers.prepare(_metadata(plan, tables), values)
+
+    def load_each(self, plan: DecodePlan, tables: np.ndarray) -> Iterator[None]:
+        """Fill the buffers for each token of a plan of several, in turn. Yields where it has to be run.
+
+        Cost model: a token after the first adds one small copy to the device, and page lists only where a page begins.
+        """
+        self._load_batch(plan, tables)
+        chances = rng.uniform_host(self._states, plan.drawn + np.arange(plan.steps)[:, None])
+        for number, each in enumerate(plan.each()):
+            values, more = self._values(each, chances[number]), number + 1 < plan.steps
+            if number:
+                self.buffers.prepare_next(partial(_metadata, each, tables), values, more=more)
+            else:
+                self.buffers.prepare(_metadata(each, tables), values, more=more)
+            yield
+
+    def _load_batch(self, plan: DecodePlan, tables: np.ndarray) -> None:
         if self._batch is not plan.batch:
             self._load_parameters(plan.batch)
-            self.buffers.prepare_memory(
-                AttentionMetadata.of(plan.batch.slots, plan.lengths, tables, memory=plan.batch.memory)
-            )
-        loop_values = self._steps.values
-        values = {"positions": plan.positions, "chance": rng.uniform_host(self._states, plan.drawn)}
-        if loop_values is not None:
-            values |= loop_values.values(plan, self._random)
-        self.buffers.prepare(AttentionMetadata.of(plan.batch.slots, plan.lengths, tables), values)
+            self.buffers.prepare_memory(_metadata(plan, tables, plan.batch.memory))
+
+    def _values(self, plan: DecodePlan, chance: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the host values of a step beside those of attention. chance: float64 [n]."""
+        values = {"positions": plan.positions, "chance": chance}
+        if self._steps.values is not None:
+            values |= self._steps.values.values(plan, self._random)
+        return values
 
     def _load_parameters(self, batch: DecodeBatch) -> None:
         self._states = states(batch.sampling)
@@ -170,6 +191,10 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         if self._masks is not None:
             values = {**values, MASKS: self._masks.device[MASKS].view(self._count, -1)}
         return self._steps.node.draws.draw(logits, values, self.buffers.device["chance"], values["slots"])
+
+
+def _metadata(plan: DecodePlan, tables: np.ndarray, memory: np.ndarray | None = None) -> AttentionMetadata:
+    return AttentionMetadata.of(plan.batch.slots, plan.lengths, tables, memory=memory)
 
 
 class MaskedDraw(StaticStep[dict[str, "Tensor"]]):
@@ -264,12 +289,17 @@ class DecodeSteps:
         """Run one step. tables: see StepPlan.
 
         Returns the drawn ids, int64 [n], which the next run overwrites, copies of the ports that loops report, and the
-        names of all outputs with one row per sequence.
+        names of all outputs with one row per sequence. A plan of several tokens draws int64 [steps, n] and reports
+        nothing.
         """
         count = len(plan)
         step = self._bucket(plan)
         assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
+        if plan.steps > 1:
+            drawn, given = self._run_each(step, plan, tables)
+            self.counts.replans += step.buffers.attention.plans - plans
+            return drawn, {}, given
         step.load(plan, tables)
         outputs = step.run()
         if step.masked is not None and plan.masks is not None:
@@ -279,6 +309,21 @@ class DecodeSteps:
         self.counts.replans += step.buffers.attention.plans - plans
         reported = {port: outputs[port][:count].clone() for port in plan.batch.reports if port in outputs}
         return outputs[DRAWN][:count], reported, tuple(outputs)
+
+    def _run_each(self, step: DecodeStep, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
+        """Replay a step once for each token of a plan. Returns ids, int64 [steps, n], and the names of all outputs."""
+        count, slots = len(plan), self.node.slots
+        drawn = torch.empty((plan.steps, count), dtype=torch.int64, device=slots.device)
+        given: tuple[str, ...] = ()
+        loaded = zip(step.load_each(plan, tables), drawn.unbind(0), strict=True)
+        for number, (_, row) in enumerate(loaded):
+            outputs = step.run()
+            row.copy_(outputs[DRAWN][:count])
+            given = tuple(outputs)
+            if len(ended := plan.ended_by(number)):
+                slots.stop(ended)
+        self.counts.hits += plan.steps
+        return drawn, given
 
     def _split(self, plan: DecodePlan, size: int) -> Iterator[DecodePlan]:
         """Yield plans of up to `size` sequences, whose batches stay the same while this one's does."""
@@ -320,4 +365,6 @@ def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -
         items=None if plan.items is None else plan.items[span],
         forced=None if plan.forced is None else plan.forced[span],
         masks=masks,
+        steps=plan.steps,
+        left=None if plan.left is None else plan.left[span],
     )

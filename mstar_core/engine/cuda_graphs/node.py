@@ -6,6 +6,7 @@ Used by the model runner, while no step of the node is in flight for captures.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.kinds import StepKind
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
+    from mstar_core.engine.steps.device import StepLimits
     from mstar_core.graph.declare.nodes import NodeSpec
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class NodeGraphs:
         self._slots = node.slots
         self._budget = token_budget
         self._unplanned: CaptureSizes | None = None
+        self._limits: tuple[StepLimits, StepLimits] | None = None
         draws = node.sampler is not None
         if draws:
             self.decode = DecodeSteps(node, cache, id_port=id_port, values=values)
@@ -60,6 +63,15 @@ class NodeGraphs:
             token_budget=token_budget,
             ids=draws and values is None and not node.has_memory,
         )
+
+    @property
+    def limits(self) -> StepLimits:
+        """See StepLimits. They change with captures only."""
+        passes = self.passes.limits
+        if self._limits is None or self._limits[0] is not passes:
+            decoding = max(self.decode.sizes, default=0) if self.decode is not None else 0
+            self._limits = passes, replace(passes, decoding=decoding)
+        return self._limits[1]
 
     def capture(self, sizes: CaptureSizes) -> None:
         """Capture decode and prefill before the first request and queue the later sizes.

@@ -88,6 +88,10 @@ class DeviceSlots:
         if counts is not None:
             self.counts()[slot] = upload(counts, self.device)
 
+    def stop(self, stopped: np.ndarray) -> None:
+        """Mark the sequences of slots (int64 [n]) as stopped: the steps that follow change nothing that is read."""
+        self.stopped.index_fill_(0, upload(stopped, self.device), True)
+
     # -- within a step: one kernel each on CUDA, in place of fourteen launches; plain operations elsewhere ------------
 
     def next_ids(self, indices: Tensor) -> Tensor:

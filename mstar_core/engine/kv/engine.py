@@ -107,6 +107,7 @@ class KVCacheEngine(NodeRunner):
             vocab=settings.vocab,
             token_budget=settings.token_budget,
             lookahead=settings.lookahead,
+            steps_at_once=settings.steps_at_once,
             clock=clock,
             known_ports=known_ports,
             head_ports=tuple(node_module(module).head_ports),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -229,7 +229,7 @@ class ModelRunner:
     @property
     def limits(self) -> StepLimits:
         """See Device."""
-        return self.graphs.passes.limits if self.graphs is not None else StepLimits()
+        return self.graphs.limits if self.graphs is not None else StepLimits()
 
     def launch(self, plan: StepPlan) -> StepOutput:
         """See Device. Raises GroupEnded if a published plan fails."""
@@ -291,6 +291,9 @@ class ModelRunner:
             decode = self._replay_decode(graphs.decode, plan, decode, results)
         groups = self._groups(passes) if passes else {}
         ids = groups.pop((), [])
+        if decode is not None and decode.steps > 1:
+            self._decode_each(plan, decode, results)
+            decode = None
         if decode is not None and (self._values is not None or not ids):  # its ports differ from those of prompts
             self._isolated(plan, decode, [], results)
             decode = None
@@ -353,7 +356,7 @@ class ModelRunner:
         parts, start = steps.replayable(decode), 0
         for part in parts:
             ids, reports, given = steps.run(part, plan.tables)
-            count, drawn = len(ids), DrawnIds.of(ids)
+            count, drawn = ids.shape[-1], DrawnIds.of(ids)
             results.decode.append(DecodeOutput(start=start, count=count, drawn=drawn, reports=reports, given=given))
             start += count
         return None if parts else decode
@@ -391,6 +394,15 @@ class ModelRunner:
                 given=replay.given,
             )
             start += planned.count
+
+    def _decode_each(self, plan: StepPlan, decode: DecodePlan, results: _Results) -> None:
+        """Run the tokens of a plan of several uncaptured, for instance because its bucket has been given up."""
+        for number, each in enumerate(decode.each()):
+            before = len(results.decode)
+            self._isolated(plan, each, [], results)
+            results.decode[before:] = [replace(part, first=number) for part in results.decode[before:]]
+            if len(ended := decode.ended_by(number)):
+                self._slots.stop(ended)
 
     # -- uncaptured forwards -----------------------------------------------------------------------------------------
 
@@ -521,8 +533,8 @@ class ModelRunner:
         if count and self._values is not None:
             stopped = slots.stopped.index_select(0, places[:count])
             self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
-        # With steps launched ahead, a sequence that has stopped in one of them repeats its last id.
-        tracked = count if self._settings.lookahead else 0
+        # With steps launched ahead or at once, a sequence that has stopped in one of them repeats its last id.
+        tracked = count if self._settings.lookahead or self._settings.steps_at_once > 1 else 0
         ids = self.sampler.store(sampling.columns, places, ids, tracked, penalises=sampling.penalises)
         return DrawnIds.of(ids, scored)
 

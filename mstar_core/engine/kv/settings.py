@@ -23,10 +23,10 @@ class KVSettings:
 
     num_pages, page_size, max_slots: of its cache; max_seq_len: most tokens of a sequence. vocab: ids that it can draw,
     0 without sampling. token_budget: of a step. attention: name of a backend. lookahead: steps that may be launched
-    before an earlier one is collected. image_share: see DeviceShare. graphs: sizes of the steps to capture. loop:
-    ports per sequence of the node's resident loop, see `graph.compile.resident`; None if it carries only its sampled
-    id. adapters: LoRA adapters of the node's module, None without any. grammars: compiles the grammars of requests;
-    None at a node whose ids no grammar constrains.
+    before an earlier one is collected. steps_at_once: most captured decode steps of one launch. image_share: see
+    DeviceShare. graphs: sizes of the steps to capture. loop: ports per sequence of the node's resident loop, see
+    `graph.compile.resident`; None if it carries only its sampled id. adapters: LoRA adapters of the node's module,
+    None without any. grammars: compiles the grammars of requests; None at a node whose ids no grammar constrains.
     """
 
     device: torch.device
@@ -39,6 +39,7 @@ class KVSettings:
     token_budget: int
     attention: str = "torch"
     lookahead: int = 0
+    steps_at_once: int = 1
     image_share: float = 0.5
     prefix_cache: bool = True
     graphs: CaptureSizes = field(default_factory=CaptureSizes)

@@ -67,10 +67,26 @@ class DecodeScheduler:
             for index in np.nonzero(full)[0].tolist():
                 self._pages.grow(decoding.sequences[index])
 
-    def plan(self, decoding: Decoding) -> tuple[DecodePlan, np.ndarray, np.ndarray]:
-        """Plan a token of each decoding sequence. Those without another iteration leave the next decode batch.
+    def steps_at_once(self, decoding: Decoding, most: int) -> int:
+        """Return how many tokens of each sequence one launch may compute, and get their pages without preempting.
 
-        Returns the plan, the cache index of the id that each draws, and its iterations left: int64 [n].
+        Several where the device knows all inputs of the next token: those of the sampled id and carried values. What a
+        step draws from masks, reports beside its ids or takes from a stream passes through the host.
+        """
+        batch, pool, tables = decoding.batch, self._memory.pool, self._memory.tables
+        if batch.scores or batch.mask_rows is not None or batch.reports or self._memory.feeds is not None:
+            return 1
+        most = min(most, int(self._memory.slots.left[batch.slots].max()))
+        if most < 2 or pool.available < len(batch.slots):  # pages ahead must not cause a preemption
+            return 1
+        short = tables.length[batch.slots] + most > tables.capacity[batch.slots]
+        is_there = all([self._pages.reserve_ahead(slot, most) for slot in batch.slots[short].tolist()])
+        return most if is_there else 1
+
+    def plan(self, decoding: Decoding, steps: int = 1) -> tuple[DecodePlan, np.ndarray, np.ndarray]:
+        """Plan tokens of each decoding sequence. Those without another iteration leave the next decode batch.
+
+        Returns the plan, the cache index of the first id that each draws, and its iterations left after it: int64 [n].
         """
         slots, state, tables, feeds = decoding.batch.slots, self._memory.slots, self._memory.tables, self._memory.feeds
         lengths, drawn, left = tables.length[slots], state.drawn[slots], state.left[slots] - 1
@@ -83,12 +99,14 @@ class DecodeScheduler:
             items=feeds.values(slots) if feeds is not None else None,
             forced=forced,
             masks=self._masks(decoding, forced),
+            steps=steps,
+            left=left + 1 if steps > 1 else None,
         )
-        place = lengths + 1
-        tables.length[slots], state.drawn[slots], state.left[slots] = place, drawn + 1, left
-        state.next_position[slots] += 1
-        if np.count_nonzero(left) < len(left):
-            for index in np.nonzero(left == 0)[0].tolist():
+        after = left + 1 - steps
+        tables.length[slots], state.drawn[slots], state.left[slots] = lengths + steps, drawn + steps, after
+        state.next_position[slots] += steps
+        if np.count_nonzero(after > 0) < len(after):
+            for index in np.nonzero(after <= 0)[0].tolist():
                 self._requests.leave_decode(int(decoding.keys[index]))
         if feeds is not None:
             feeds.take(slots)
@@ -96,7 +114,7 @@ class DecodeScheduler:
                 key = int(decoding.keys[index])
                 if self._requests.leave_decode(key):
                     self._requests.starving[key] = decoding.sequences[index]
-        return plan, place, left
+        return plan, lengths + 1, left
 
     def _forced(self, decoding: Decoding, left: np.ndarray) -> np.ndarray | None:
         """Return the known ids that this step takes, -1 for none: int64 [n]. left: iterations left after it."""
@@ -125,7 +143,10 @@ class DecodeScheduler:
     def commit(self, step: KVStep, launch: Launch) -> None:
         """Take the ids that a launch drew for its decode batch, and end the loops that have ended."""
         assert launch.output is not None
-        parts = [self._commit(step, launch, part) for part in launch.output.decode]
+        if launch.steps > 1:
+            parts = [self._commit_each(step, launch)]
+        else:
+            parts = [self._commit(step, launch, part) for part in launch.output.decode]
         for part in launch.output.decode:
             if part.drawn.scores is not None:
                 self._take_scores(step, launch, part.drawn.scores.wait().numpy(), part)
@@ -134,7 +155,7 @@ class DecodeScheduler:
             drawn.insert(0, (step.result.loop.keys, step.result.loop.ids))
         if drawn:
             keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-            step.result.loop = LoopStep(keys=keys, ids=ids)
+            step.result.loop = LoopStep(keys=keys, ids=ids, steps=launch.steps)
 
     def _take_scores(self, step: KVStep, launch: Launch, scores: np.ndarray, part: DecodeOutput) -> None:
         """Take the log-probabilities of a part of the decode batch. scores: float64 [n, WIDTH]."""
@@ -184,6 +205,38 @@ class DecodeScheduler:
                 keys, ids = keys[ids >= 0], ids[ids >= 0]
         return keys, ids
 
+    def _commit_each(self, step: KVStep, launch: Launch) -> tuple[np.ndarray, np.ndarray]:
+        """Take the ids of a launch of several steps. Returns keys and ids of those that count, in the order of steps.
+
+        A sequence that ends counts up to its last id: what the steps behind it have done for it is undone.
+        """
+        assert launch.decoding is not None and launch.output is not None
+        slots, keys, left, place, steps = (
+            *(launch.decoding.batch.slots, launch.decoding.keys, launch.left, launch.place),
+            launch.steps,
+        )
+        ids = np.full((steps, len(slots)), NO_ID, dtype=np.int64)
+        for part in launch.output.decode:
+            drawn = part.drawn.host.wait().numpy().reshape(-1, part.count)
+            ids[part.first : part.first + len(drawn), part.start : part.start + part.count] = drawn
+        if step.dropped:
+            counts = ~np.isin(keys, list(step.dropped))
+            slots, keys, left, place, ids = slots[counts], keys[counts], left[counts], place[counts], ids[:, counts]
+        state, numbers, columns = self._memory.slots, np.arange(steps)[:, None], np.arange(len(keys))
+        stopped = (state.stop_ids[slots] == ids[:, :, None]).any(axis=2)
+        ends = stopped | (ids < 0) | (left <= numbers)
+        taken = np.where(ends.any(axis=0), ends.argmax(axis=0) + 1, steps)
+        counted = numbers < taken
+        rows, at = np.nonzero(counted)
+        state.history[slots[at], place[at] + rows] = ids[counted]
+        last = ids[taken - 1, columns]
+        state.last[slots] = last
+        if ends.any():
+            over = left + 1 - taken, stopped[taken - 1, columns]
+            self._finish_loops(step.result, keys, last, *over, {}, steps - taken)
+            counted &= ids >= 0
+        return np.broadcast_to(keys, ids.shape)[counted], ids[counted]
+
     def _port_faults(self, reports: frozenset[str], part: DecodeOutput, keys: np.ndarray) -> dict[int, EngineError]:
         """Return the errors of the sequences whose ports the forward lacks or gives in another form, by key."""
         try:
@@ -223,10 +276,11 @@ class DecodeScheduler:
         left: np.ndarray,
         stopped: np.ndarray,
         errors: Mapping[int, EngineError],
+        behind: np.ndarray | None = None,
     ) -> bool:
         """End the loops that stopped, ran out of iterations, or drew no valid id. True if one did the last.
 
-        errors: by key, those of matchers.
+        errors: by key, those of matchers. behind: int64 [n], steps of their own launch behind the last id of each.
         """
         has_bad = False
         for index in np.nonzero(stopped | (left == 0) | (ids < 0))[0].tolist():
@@ -234,7 +288,7 @@ class DecodeScheduler:
             job = branch.job
             assert job is not None
             iterations = branch.loop_state.limit - int(left[index])
-            self._undo(branch, int(keys[index]))
+            self._undo(branch, int(keys[index]), 0 if behind is None else int(behind[index]))
             if ids[index] < 0:
                 has_bad = True
                 error = errors.get(int(keys[index])) or no_id(self._requests.node)
@@ -259,14 +313,19 @@ class DecodeScheduler:
         branch.job = branch.loop = None
         self._requests.requeue(branch)
 
-    def _undo(self, branch: Branch, key: int) -> None:
-        """Undo what later steps in flight have done for a loop that had already ended."""
+    def _undo(self, branch: Branch, key: int, behind: int) -> None:
+        """Undo what later steps have done for a loop that had already ended. behind: those of the same launch."""
         for later in self._requests.in_flight:
-            if later.decodes(key):
-                later.dropped.add(key)
-                self._memory.tables.truncate(branch.slot, 1)
-                self._memory.slots.next_position[branch.slot] -= 1
-                self._memory.slots.drawn[branch.slot] -= 1
+            behind += later.decodes(key)
+            later.dropped.add(key)
+        if not behind:
+            return
+        if branch.is_evicted:  # a preemption has taken its pages, and logged what these steps were to append
+            branch.forget(behind)
+        else:
+            self._memory.tables.truncate(branch.slot, behind)
+        self._memory.slots.next_position[branch.slot] -= behind
+        self._memory.slots.drawn[branch.slot] -= behind
 
     def _emissions(
         self, part: DecodeOutput, sequences: list[Branch], counts: np.ndarray | None, left: np.ndarray

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 MEASURED_EVERY: Final = 16
 """Of so many steps without passes, the time of one is measured."""
 
+AT_ONCE_S: Final = 0.0025
+"""Most device time of decode steps in one launch. Requests that arrive wait for it, and clients get ids that late."""
+
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
@@ -64,6 +67,7 @@ class Scheduler:
         vocab: int,
         token_budget: int,
         lookahead: int,
+        steps_at_once: int = 1,
         clock: Callable[[], float],
         known_ports: Sequence[str] = (),
         head_ports: Sequence[str] = (),
@@ -71,13 +75,16 @@ class Scheduler:
     ) -> None:
         """vocab: ids that the node reads, 0 for any. token_budget: of a step.
 
-        lookahead: steps that may be planned before an earlier one is committed. known_ports, head_ports: see
+        lookahead: steps that may be planned before an earlier one is committed. steps_at_once: most captured decode
+        steps of one launch, while these are short. known_ports, head_ports: see
         NodeModule. grammars: see KVSettings.
         """
         assert spec.kv is not None
         self._branch_names = spec.kv.branches
         self._memory_name = spec.kv.memory
         self._lookahead = lookahead
+        self._steps_at_once = steps_at_once
+        self._device = device
         self._opened = 0
         self._committed = 0.0
         self._share = share
@@ -333,11 +340,12 @@ class Scheduler:
         step = KVStep(result, started)
         if decoding is not None or passes:
             step.timed = self._timed(decoding, passes)
-            step.launches.append(self._launch(decoding, passes))
+            steps = self._steps(decoding, step) if decoding is not None else 0
+            step.launches.append(self._launch(decoding, passes, steps))
             self._planned += 1
             if passes or self._planned % MEASURED_EVERY == 0:
                 yielding = sum([one.count for one in passes if one.job is not None and one.job.yields])
-                step.work = self._cost.begin(self._share.mark(), sum([one.count for one in passes]), yielding)
+                step.work = self._cost.begin(self._share.mark(), sum([one.count for one in passes]), yielding, steps)
         requests.in_flight.append(step)
         return step
 
@@ -357,11 +365,12 @@ class Scheduler:
             branch = launch.branch_of(slot)
             if branch.job is not None:
                 self._requests.fail(branch, branch.job, error, result)
-        count = sum([part.count for part in output.decode])
-        if count:
+        tokens = sum([part.drawn.ids.numel() for part in output.decode])
+        if tokens:
             self._requests.decode_since = self._requests.clock()
-        result.tokens += count
+        result.tokens += tokens
         if launch is step.launches[0]:  # the iterations of a fused loop have the same batch items
+            count = sum([part.count for part in output.decode if not part.first])
             result.rows = count + len(output.passes) - output.passes.count(None)
         passes = self._next_iterations(self._passes.settle(step, launch)) if launch.passes else []
         if passes:
@@ -402,10 +411,21 @@ class Scheduler:
             result.duration_s = timed.seconds or 0.0
         return result
 
-    def _launch(self, decoding: Decoding | None, passes: list[ScheduledPass]) -> Launch:
+    def _steps(self, decoding: Decoding, step: KVStep) -> int:
+        """Return how many tokens of each sequence the next launch computes: several while captured steps are short.
+
+        The time of the host between two launches then counts once for all of them. Steps of images are timed one by
+        one, so theirs are single.
+        """
+        base_s = self._cost.base_s
+        if self._steps_at_once < 2 or not base_s or step.timed is not None or not self._device.limits.decoding:
+            return 1
+        return self._decode.steps_at_once(decoding, min(self._steps_at_once, int(AT_ONCE_S / base_s)))
+
+    def _launch(self, decoding: Decoding | None, passes: list[ScheduledPass], steps: int = 1) -> Launch:
         """Return the plan of these sequences. The host's counts then are those after the step."""
         plans = self._passes.plan(passes) if passes else ()
-        decode, place, left = self._decode.plan(decoding) if decoding is not None else (None, _NONE, _NONE)
+        decode, place, left = self._decode.plan(decoding, steps) if decoding is not None else (None, _NONE, _NONE)
         updates = self._memory.take_updates()
         plan = StepPlan(tables=self._memory.tables.ids, updates=updates, decode=decode, passes=plans)
         return Launch(plan, decoding, place, left, passes)

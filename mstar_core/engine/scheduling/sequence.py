@@ -241,6 +241,14 @@ class Branch:
         else:
             self.log.append(entry)
 
+    def forget(self, tokens: int) -> None:
+        """Take the last tokens out of the log again. They are ids of a resident loop that had already ended."""
+        last = self.log.pop()
+        assert last.forward is None and last.tokens >= tokens, "a loop ends before the pass that follows it"
+        self.logged -= tokens
+        if last.tokens > tokens:
+            self.log.append(Logged(tokens=last.tokens - tokens, position=last.position))
+
     def clear(self) -> None:
         """Drop all work of this branch."""
         self.queue.clear()

@@ -59,7 +59,11 @@ class ScheduledPass:
 
 @dataclass(slots=True)
 class Launch:
-    """One plan of a step. place: cache index of the id that each decoding sequence draws; left: its iterations left."""
+    """One plan of a step.
+
+    place: cache index of the first id that each decoding sequence draws; left: its iterations left after that id, which
+    may be fewer than the ids that follow.
+    """
 
     plan: StepPlan
     decoding: Decoding | None
@@ -67,6 +71,11 @@ class Launch:
     left: np.ndarray
     passes: list[ScheduledPass]
     output: StepOutput | None = None
+
+    @property
+    def steps(self) -> int:
+        """Tokens of each decoding sequence."""
+        return self.plan.decode.steps if self.plan.decode is not None else 0
 
     def branch_of(self, slot: int) -> Branch:
         """Return the branch of a slot in this plan."""
@@ -125,10 +134,12 @@ class KVStep:
                     if part is not None and part.drawn is not None:
                         yield part.drawn
 
-    def decodes(self, key: int) -> bool:
-        """Return whether it computes an iteration of a resident loop that counts."""
-        decoding = self.launches[0].decoding if self.launches else None
-        return decoding is not None and key not in self.dropped and key in decoding.keys
+    def decodes(self, key: int) -> int:
+        """Return how many iterations of a resident loop it computes; 0 if they no longer count."""
+        launch = self.launches[0] if self.launches else None
+        if launch is None or launch.decoding is None or key in self.dropped or key not in launch.decoding.keys:
+            return 0
+        return launch.steps
 
     @property
     def undecided(self) -> frozenset[int]:

@@ -59,18 +59,22 @@ class StepLimits:
     """Sizes that the captured steps of a node take at present.
 
     captures_passes: whether passes of loops are captured; appending: sequences of their largest bucket that appends, 0
-    without one. prompt_tokens, prompts: of the largest bucket of prompts of ids, 0 without one.
+    without one. prompt_tokens, prompts: of the largest bucket of prompts of ids, 0 without one. decoding: sequences of
+    the largest captured decode step, 0 without one.
     """
 
     captures_passes: bool = False
     appending: int = 0
     prompt_tokens: int = 0
     prompts: int = 0
+    decoding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnIds:
     """Ids that one forward drew: int64 [n] on the device, which a later step may overwrite, and their host copy.
+
+    Of several steps in a row: int64 [steps, n].
 
     scores: host copy of their log-probabilities, see `engine/sampling/scores.py`; None if no sequence reports them.
     """
@@ -92,8 +96,9 @@ class DrawnIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOutput:
-    """Output of a part of the decode batch: its sequences from `start` on, one per id.
+    """Output of a part of the decode batch: its sequences from `start` on, one per id of a step.
 
+    first: the token of the plan that its ids, or the first row of them, belong to.
     reports: values of the ports that loops emit, one per sequence; `to_host` copies replace them. given: names of all
     outputs of its forward.
     """
@@ -101,6 +106,7 @@ class DecodeOutput:
     start: int
     count: int
     drawn: DrawnIds
+    first: int = 0
     reports: dict[str, Tensor] = field(default_factory=dict)
     given: tuple[str, ...] = ()
 

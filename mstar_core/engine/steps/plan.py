@@ -6,6 +6,7 @@ it with the same runner. A test can write one by hand. No record names a request
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -45,12 +46,14 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """One token of each sequence of a decode batch.
+    """One token of each sequence of a decode batch, or several in a row, each drawn behind the one before.
 
     lengths: int64 [n], tokens in the cache before. positions: int64 or float32 [n]. drawn: int64 [n], ids drawn
     before, which number the random numbers. items: int64 [n], the next item of each loop's stream; None without one.
     forced: int64 [n], known ids to take instead of those drawn, -1 for none; only of batches with scores.
     masks: of the constrained sequences, see DecodeBatch; read them as late as possible.
+    steps: tokens of each sequence. left: int64 [n], iterations left before the first of them, only with several: the
+    runner stops a sequence behind its last one. Several need no items, forced ids or masks.
     """
 
     batch: DecodeBatch
@@ -60,9 +63,33 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     items: np.ndarray | None = None
     forced: np.ndarray | None = None
     masks: Masks | None = None
+    steps: int = 1
+    left: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.batch.slots)
+
+    def each(self) -> Iterator[DecodePlan]:
+        """Yield the plans of its tokens, one token of each sequence in each."""
+        if self.steps == 1:
+            yield self
+            return
+        for step in range(self.steps):
+            yield msgspec.structs.replace(
+                self,
+                lengths=self.lengths + step,
+                positions=self.positions + self.positions.dtype.type(step),
+                drawn=self.drawn + step,
+                steps=1,
+                left=None,
+            )
+
+    def ended_by(self, step: int) -> np.ndarray:
+        """Return the slots whose last iteration is the token `step`, counted from 0, if others follow: int64 [m]."""
+        if self.left is None or step + 1 == self.steps:
+            return self.batch.slots[:0]
+        ended: np.ndarray = self.batch.slots[self.left == step + 1]
+        return ended
 
     @property
     def variant(self) -> tuple[bool, bool]:

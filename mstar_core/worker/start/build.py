@@ -459,6 +459,7 @@ def _kv_runner(
         image_share=spec.image_share,
         attention=attention_of(spec, device, node.kv),
         lookahead=lookahead_on(device),
+        steps_at_once=spec.steps_at_once,
         loop=resident_loops(model).get(node.name),
         graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
         prefix_cache=spec.kv_cache.prefix_cache,

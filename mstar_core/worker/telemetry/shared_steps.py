@@ -27,12 +27,15 @@ class SharedLoops:
         self._steps: dict[bytes, SharedSteps] = {}
         self._loops: dict[Handle, list[LoopJob]] = {}
 
-    def count(self, keys: bytes, duration_s: float) -> bool:
-        """Count a step of a shared batch. Returns False if the batch is not shared: its caller counts the step."""
+    def count(self, keys: bytes, duration_s: float, times: int) -> bool:
+        """Count a step of a shared batch. Returns False if the batch is not shared: its caller counts the step.
+
+        times: iterations of each loop.
+        """
         steps = self._steps.get(keys)
         if steps is None:
             return False
-        steps.count += 1
+        steps.count += times
         steps.busy_s += duration_s
         return True
 

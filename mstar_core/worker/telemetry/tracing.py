@@ -45,16 +45,19 @@ OPEN_S: Final = 1.0
 
 
 def loops_alone(result: StepResult) -> np.ndarray | None:
-    """Return the jobs of a step that did nothing but one iteration of loops, as most steps do; None for others."""
-    has_more = result.ran or result.done or result.failed or result.emissions
-    return None if has_more or result.loop is None else result.loop.keys
+    """Return the jobs of a step that did nothing but iterations of loops, as most steps do, once; None for others."""
+    loop = result.loop
+    if loop is None or result.ran or result.done or result.failed or result.emissions:
+        return None
+    return loop.keys[: len(loop.keys) // loop.steps]
 
 
 def jobs_of(result: StepResult) -> Collection[JobKey]:
     """Return the keys of all jobs that a step ran, each once."""
+    if (alone := loops_alone(result)) is not None:
+        keys_alone: list[JobKey] = alone.tolist()
+        return keys_alone
     loops: list[JobKey] = [] if result.loop is None else result.loop.keys.tolist()
-    if loops_alone(result) is not None:
-        return loops  # one id per key
     keys = {*result.ran, *loops}
     keys.update(done.job.key for done in result.done)
     keys.update(failed.job.key for failed in result.failed)
@@ -121,7 +124,8 @@ class Tracer:
         self._batch = result.rows
         alone = loops_alone(result)
         keys = b"" if alone is None else alone.tobytes()
-        if self._shared.count(keys, result.duration_s):
+        times = 1 if result.loop is None else result.loop.steps
+        if self._shared.count(keys, result.duration_s, times):
             return
         began = self._ended - result.duration_s
         known = (under_way.get(key) for key in jobs_of(result))
@@ -129,7 +133,7 @@ class Tracer:
         share_s = result.duration_s / max(1, len(entries))
         if len({entry.request.handle for entry in entries}) == len(entries):
             for entry in entries:
-                self._spend(entry, began, result.duration_s, share_s)
+                self._spend(entry, began, result.duration_s, share_s, times)
             if alone is not None:
                 self._shared.note(keys, entries)
             return
@@ -138,13 +142,13 @@ class Tracer:
             if not entry.total.began:
                 self._begins(entry, began)
         for entry in entries:
-            self._spend(entry, began, result.duration_s / jobs[entry.request.handle], share_s)
+            self._spend(entry, began, result.duration_s / jobs[entry.request.handle], share_s, times)
 
-    def _spend(self, entry: Recorded, began: float, part_s: float, share_s: float) -> None:
+    def _spend(self, entry: Recorded, began: float, part_s: float, share_s: float, times: int) -> None:
         total, request = entry.total, entry.request
         if not total.began:
             self._begins(entry, began)
-        total.count += 1
+        total.count += times if isinstance(entry, LoopJob) else 1
         total.busy_s += part_s
         total.device_s += share_s
         request.spent_s += part_s

@@ -1,0 +1,221 @@
+"""Several decode steps in one launch give the ids of single steps, whatever arrives, ends or is cancelled meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.steps.device import StepLimits
+from mstar_core.graph.declare.sampling import SamplingParams
+from tests.engine.fake_device import PAGE, FakeNode, alone
+from tests.engine.test_decode_graphs import SAMPLINGS
+from tests.engine.tiny_engine import Driver, make_engine, prompt
+
+STEP_S = 1e-4
+CAPTURED = StepLimits(decoding=16)
+
+
+def fake_node(**changes: object) -> FakeNode:
+    """A node whose steps are short enough for several at once, as its first request has shown."""
+    settings: dict[str, object] = {"lookahead": 1, "steps_at_once": 8, "step_s": STEP_S, "limits": CAPTURED}
+    node = FakeNode(**(settings | changes))  # type: ignore[arg-type]
+    node.open(-1)
+    node.prefill(-1, [1, 2, 3])
+    node.decode(-1, 20)
+    node.run()
+    node.scheduler.close(Handle(-1))
+    node.ids.clear()
+    return node
+
+
+def steps_of(node: FakeNode) -> list[int]:
+    """Decode steps of each launch so far."""
+    return [plan.decode.steps for plan in node.device.plans if plan.decode is not None]
+
+
+def test_a_launch_holds_as_many_steps_as_the_settings_allow() -> None:
+    node = fake_node(steps_at_once=5)
+    before = len(node.device.plans)
+    node.open(0)
+    node.prefill(0, [4, 5])
+    loop = node.decode(0, 23)
+    node.run()
+    assert [each for each in steps_of(node)[-5:]] == [5, 5, 5, 5, 3] and len(node.device.plans) == before + 6
+    assert [alone([4, 5], 23)[1:]] == [node.ids[loop]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps_at_once": 1}, {"limits": StepLimits()}, {"step_s": 0.01}, {"step_s": 0.0}],
+    ids=["setting", "not captured", "long steps", "not measured"],
+)
+def test_steps_are_single_where_several_are_not_allowed(changes: dict[str, object]) -> None:
+    node = fake_node(**changes)
+    node.open(0)
+    node.prefill(0, [4, 5])
+    loop = node.decode(0, 20)
+    node.run()
+    assert set(steps_of(node)) == {1} and node.ids[loop] == alone([4, 5], 20)[1:]
+
+
+def test_the_steps_of_a_launch_take_no_longer_than_their_limit() -> None:
+    node = fake_node(step_s=1e-3)
+    assert max(steps_of(node)) == 2
+
+
+def test_a_stop_within_a_launch_ends_the_loop_there() -> None:
+    ids = alone([7, 8, 9], 30)
+    stop = ids[11]
+    end = ids.index(stop, 1)
+    node = fake_node()
+    node.open(0)
+    node.prefill(0, [7, 8, 9])
+    first = node.decode(0, 30, stop=(stop,))
+    again = node.decode(0, 6)
+    node.run()
+    assert node.ids[first] == ids[1 : end + 1] and node.done[first].reason == "stop"
+    assert node.done[first].iterations == end
+    plain = FakeNode()
+    plain.open(0)
+    plain.prefill(0, [7, 8, 9])
+    plain.decode(0, 30, stop=(stop,))
+    behind = plain.decode(0, 6)
+    plain.run()
+    assert node.ids[again] == plain.ids[behind], "the loop behind it reads the same cache, positions and draws"
+
+
+@dataclass
+class Script:
+    """Random requests. arrives: turn; cancelled: turn after the arrival, None: never."""
+
+    seed: int
+    requests: list[tuple[int, list[int], int, tuple[int, ...], int | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        chance = random.Random(self.seed)
+        for _ in range(chance.randint(3, 9)):
+            ids = [chance.randrange(100) for _ in range(chance.randint(1, 14))]
+            stops = tuple(chance.randrange(101) for _ in range(chance.choice((0, 0, 2, 6))))
+            cancelled = chance.randint(1, 12) if chance.random() < 0.25 else None
+            self.requests.append((chance.randint(0, 30), ids, chance.randint(1, 26), stops, cancelled))
+
+    def played(self, node: FakeNode) -> list[tuple[list[int], str]]:
+        """Run the script. Returns ids and reason of each request's two loops, without those of cancelled requests."""
+        keys: dict[int, list[int]] = {}
+        handles = count()
+        for turn in range(2000):
+            for arrives, ids, steps, stops, _ in self.requests:
+                if arrives == turn:
+                    handle = next(handles)
+                    node.open(handle, len(ids) + 2 * steps + 1)
+                    node.prefill(handle, ids, tokens_hash_seed=b"")
+                    keys[handle] = [node.decode(handle, steps, stop=stops), node.decode(handle, steps, stop=stops[:1])]
+            ordered = sorted(self.requests, key=lambda each: each[0])
+            for handle, (arrives, _, _, _, cancelled) in enumerate(ordered):
+                if cancelled is not None and arrives + cancelled == turn:
+                    node.scheduler.close(Handle(handle))
+            if node.scheduler.pressure().ready:
+                node.launch()
+                if len(node.running) > node.lookahead:
+                    node.collect()
+            elif node.running:
+                node.collect()
+            elif turn > 60:
+                break
+        assert not node.running and not node.failed, node.failed
+        ordered = sorted(self.requests, key=lambda each: each[0])
+        kept = [handle for handle, each in enumerate(ordered) if each[4] is None]
+        found = [(node.ids.get(key, []), node.done[key].reason) for handle in kept for key in keys[handle]]
+        for handle in kept:
+            node.scheduler.close(Handle(handle))
+        assert node.memory.use().pages_used == 0 and node.memory.use().slots_used == 0
+        return found
+
+
+@pytest.mark.parametrize("pages", [64, 20])
+@pytest.mark.parametrize("seed", range(10))
+def test_arrivals_cancels_stops_and_preemptions_change_no_id(seed: int, pages: int) -> None:
+    """With few pages, requests are preempted while launches of several steps are in flight."""
+    several = fake_node(pages=pages, most_tokens=PAGE * 18)
+    expected = Script(seed).played(FakeNode(pages=200, most_tokens=PAGE * 18, prefix_cache=False))
+    assert Script(seed).played(several) == expected
+    assert max(steps_of(several)) == 8
+
+
+class Ticks:
+    """A clock that moves a little at each look, so that every step is short."""
+
+    def __init__(self) -> None:
+        self._now = count()
+
+    def __call__(self) -> float:
+        return next(self._now) * 1e-6
+
+
+def driver_of(steps_at_once: int, graphs: tuple[int, ...]) -> Driver:
+    """An engine whose steps have been measured."""
+    engine = make_engine(graphs=graphs, lookahead=1, steps_at_once=steps_at_once, clock=Ticks(), max_seq_len=192)
+    driver = Driver(engine, lookahead=1)
+    driver.open(99)
+    driver.prefill(99, prompt(1, 4))
+    driver.decode(99, 20)
+    driver.run()
+    driver.results.clear()
+    return driver
+
+
+def engine_ids(steps_at_once: int, graphs: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
+    """Ids of requests of every sampling that join one after the other, each with two loops; launches' tokens."""
+    driver, keys = driver_of(steps_at_once, graphs), list[int]()
+    for handle, sampling in enumerate(SAMPLINGS):
+        driver.open(handle, sampling, 96)
+        driver.prefill(handle, prompt(handle, 3 + 2 * handle))
+        keys += [driver.decode(handle, 11 + 3 * handle, stop=(5, 17)), driver.decode(handle, 9, stop=(30,))]
+        for _ in range(3):
+            driver.turn()
+    driver.run()
+    assert not driver.failed
+    tokens = [result.tokens for result in driver.results]
+    return [driver.ids.get(key, []) for key in keys], tokens
+
+
+@pytest.mark.parametrize("graphs", [(1, 8), (2,)], ids=["one replay", "several replays"])
+def test_draws_and_penalties_of_a_model_are_those_of_single_steps(graphs: tuple[int, ...]) -> None:
+    expected, single = engine_ids(1, ())
+    found, several = engine_ids(8, graphs)
+    assert found == expected
+    assert len(several) < len(single) / 2, "most steps share a launch"
+
+
+def test_a_loop_that_ends_by_length_within_a_launch_marks_no_id_behind_it() -> None:
+    """Penalties of the loop that follows count the ids that the first one has given, and no more."""
+    found = []
+    for steps in (1, 8):
+        driver = driver_of(steps, (4,))
+        for handle, most in enumerate((90, 90, 150)):
+            sampling = SamplingParams(temperature=0.9, seed=handle, repetition_penalty=1.8, frequency_penalty=0.9)
+            driver.open(handle, sampling, most)
+            driver.prefill(handle, prompt(handle, 4))
+        long = driver.decode(2, 120)
+        keys = [[driver.decode(handle, 13 + handle), driver.decode(handle, 30)] for handle in range(2)]
+        driver.run()
+        found.append([driver.ids[key] for key in (long, *keys[0], *keys[1])])
+    assert found[0] == found[1]
+
+
+def test_a_batch_with_a_loop_that_emits_a_port_has_single_steps() -> None:
+    driver = driver_of(8, (4,))
+    driver.open(0, SamplingParams(), 90)
+    driver.prefill(0, prompt(0, 4))
+    plain = driver.decode(0, 60)
+    driver.open(1, SamplingParams(), 60)
+    driver.prefill(1, prompt(1, 4))
+    loop = LoopSpec(max_iters=20, carry={"token": "token"}, stop_port="token", emit=("hidden",))
+    emitting = driver.submit(1, loop=loop, outputs=("token",))
+    driver.run()
+    assert [item.iteration for item in driver.emissions[emitting]] == [*range(20)]
+    assert len(driver.ids[plain]) == 60 and len(driver.results) < 45
