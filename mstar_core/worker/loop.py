@@ -191,6 +191,8 @@ class Worker:
         """
         if not self._idle_round:
             self._idle_round, self._has_idle_rest = list(self.runners.values()), False
+        if not self._idle_round:  # a rank of a group that only follows has no runners
+            return False
         self._has_idle_rest |= self._idle_round.pop(0).idle()
         return bool(self._idle_round) or self._has_idle_rest
 
