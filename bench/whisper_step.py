@@ -1,7 +1,8 @@
 """Host time of Whisper's decode step: launch and collection of captured steps of one sequence and of many.
 
 Run from the repository root: `python -m bench.whisper_step [--rows 1 64] [--profile 1]`. Prints JSON: microseconds of
-process CPU time per step, as medians. Replays do nothing and sizes are small, so that only host work remains.
+process CPU time per launch, which may hold several steps, as medians, and milliseconds from the first to the last.
+Replays do nothing and sizes are small, so that only host work remains. `--at-once 1` launches every step alone.
 `--device cuda` runs real graphs and FlashInfer at the decoder's official sizes.
 """
 
@@ -63,7 +64,7 @@ class WritingCache(StillCache):
 class Decoding:
     """A decoder with running loops. Its engine is made once; each request writes `ids` ids."""
 
-    def __init__(self, folder: Path, device: torch.device, slots: int) -> None:
+    def __init__(self, folder: Path, device: torch.device, slots: int, steps_at_once: int) -> None:
         config = read_config(folder)
         model = whisper(config)
         self.node = next(node for node in model.nodes if node.name == "decoder")
@@ -86,6 +87,7 @@ class Decoding:
             token_budget=8192,
             attention="flashinfer" if is_cuda else "torch",
             lookahead=1,
+            steps_at_once=steps_at_once,
             graphs=CaptureSizes(decode=tuple(sorted({1, slots}))),
             loop=resident_loops(model).get("decoder"),
         )
@@ -124,10 +126,11 @@ class Decoding:
         self.engine.submit(Job(key=JobKey(self._keys), handle=handle, inputs=inputs, **fields))
 
 
-def measure(here: Decoding, rows: int, profile: cProfile.Profile | None) -> tuple[list[float], list[float]]:
-    """Return seconds of CPU of each launch and collection of the loops of so many requests."""
+def measure(here: Decoding, rows: int, profile: cProfile.Profile | None) -> tuple[list[float], list[float], float]:
+    """Return seconds of CPU of each launch and collection of the loops of so many requests, and the seconds of all."""
     handles, launches, collections = here.begin(rows), list[float](), list[float]()
     flight: list[Any] = []
+    began = time.monotonic()
     while True:
         if profile is not None:
             profile.enable()
@@ -145,9 +148,10 @@ def measure(here: Decoding, rows: int, profile: cProfile.Profile | None) -> tupl
             collections.append(time.process_time() - start)
         if profile is not None:
             profile.disable()
+    wall_s = time.monotonic() - began
     for handle in handles:
         here.engine.close(handle)
-    return launches, collections
+    return launches, collections, wall_s
 
 
 def main() -> None:
@@ -159,19 +163,20 @@ def main() -> None:
         whisper_shape.SIZES.update(SMALL)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         weights = whisper_shape.write_random(Path(folder) / "weights", seed=1)
-        here = Decoding(weights, device, max(options.rows))
+        here = Decoding(weights, device, max(options.rows), options.at_once)
         report = {}
         for rows in options.rows:
             measure(here, rows, None)
-            launches, collections = list[float](), list[float]()
+            launches, collections, walls = list[float](), list[float](), list[float]()
             profile = cProfile.Profile() if options.profile == rows else None
             for _ in range(options.repeats):
-                for into, found in zip((launches, collections), measure(here, rows, profile), strict=True):
-                    into += found
+                launched, collected, wall_s = measure(here, rows, profile)
+                launches, collections, walls = launches + launched, collections + collected, [*walls, wall_s]
             report[rows] = {
                 "launch_us": round(1e6 * statistics.median(launches), 1),
                 "collect_us": round(1e6 * statistics.median(collections), 1),
-                "steps": len(launches),
+                "launches": len(launches),
+                "loop_ms": round(1e3 * statistics.median(walls), 2),
             }
             if profile is not None:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(45)
@@ -183,6 +188,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 64], help="requests at once")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=8, help="most decode steps of one launch")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print where the time of it goes")
     return parser.parse_args()

@@ -118,6 +118,49 @@ def test_adjusted_logits_give_the_ids_of_the_cpu_before_and_after_the_capture(
     assert engine.counters()["graph_misses"] == before > 0
 
 
+def short_steps(engine: KVCacheEngine) -> KVCacheEngine:
+    """Return an engine as after measurements of short steps, so that it launches several at once from the start."""
+    engine._scheduler._cost.base_s = 1e-5
+    return engine
+
+
+Requests = list[tuple[list[int], int, SamplingParams]]
+
+
+def launches_of(engine: KVCacheEngine, requests: Requests) -> tuple[list[list[int]], int]:
+    """Ids of requests that run together, and the results that it took."""
+    driver, keys = Driver(engine, 1), []
+    for handle, (ids, steps, sampling) in enumerate(requests):
+        driver.open(handle, sampling, len(ids) + steps + 1)
+        driver.prefill(handle, ids)
+        keys.append(driver.decode(handle, steps))
+    driver.run()
+    assert not driver.failed
+    return [driver.ids[key] for key in keys], len(driver.results)
+
+
+def test_several_steps_at_once_give_the_ids_of_the_cpu(cuda: torch.device) -> None:
+    expected, module = generate(REQUESTS), TinyLM().to(cuda)
+    for buckets in ((1, 8, 16), (2,)):
+        engine = make_engine(device=cuda, module=module, lookahead=1, graphs=buckets, steps_at_once=8)
+        assert generate(REQUESTS, lookahead=1, engine=short_steps(engine)) == expected
+        assert generate(REQUESTS, lookahead=1, engine=engine) == expected
+
+
+@pytest.mark.parametrize("is_fused", [False, True], ids=["planned kernels", "own kernel"])
+def test_several_steps_at_once_cross_pages_as_single_ones_do(cuda: torch.device, is_fused: bool) -> None:
+    """Sequences that begin pages at different steps. All end together, so that equal steps give equal bits."""
+    module = WideLM().to(cuda, torch.bfloat16)
+    if is_fused:
+        fuse_projections(module)
+    requests = [(prompt(seed, 3 + 5 * seed), 90, SAMPLINGS[seed]) for seed in range(4)]
+    single, single_count = launches_of(wide_engine(cuda, module, graphs=(4,)), requests)
+    engine = short_steps(wide_engine(cuda, module, graphs=(4,), steps_at_once=8))
+    several, count = launches_of(engine, requests)
+    assert several == single and count < single_count / 2
+    assert engine.counters()["graph_misses"] == 0
+
+
 def test_captured_decode_gives_the_ports_that_loops_emit(cuda: torch.device) -> None:
     """Hidden states per token of a captured step equal those of the uncaptured step."""
     module, found = TinyLM().to(cuda), []
