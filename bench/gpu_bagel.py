@@ -1,11 +1,11 @@
 """BAGEL on one GPU with random weights in the official shapes: the whole server over HTTP.
 
 Run from the repository root: `python -m bench.gpu_bagel [--out FILE]`. Writes JSON after each section and prints it:
-memory by concurrent images, seconds of text to image at 1024 x 1024 (guided and not) and 512 x 512, time to the first
-token and rate of answers about images for one and for many clients, text while an image is made, edits, and the lower
-bound of each denoising forward pass from this device's ceilings. A failing section writes its traceback and the others
-run; the exit code is 1. `--limit 120` leaves out the sections that would start later. `--tiny --device cpu` runs the
-same with the miniature.
+memory by concurrent images, seconds of text to image at 1024 x 1024 (guided and not) and 512 x 512, of images and edits
+with `step_cache`, time to the first token and rate of answers about images for one and for many clients, text while an
+image is made, edits, and the lower bound of each denoising forward pass from this device's ceilings. A failing section
+writes its traceback and the others run; the exit code is 1. `--limit 120` leaves out the sections that would start
+later. `--tiny --device cpu` runs the same with the miniature.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scale:
     """Sizes of the workloads. large, small: sides of images; steps of the small one; seen: sides of input images.
 
     written: (prompt words, output ids) of answers. clients: of the concurrent ones. warm_points, memory_points and
-    beside_points: flow times of images that warm up, occupy memory and run beside text.
+    beside_points: flow times of images that warm up, occupy memory and run beside text. cached: values of `step_cache`.
     """
 
     large: int = 1024
@@ -64,6 +64,7 @@ class Scale:
     warm_points: int = 9
     memory_points: int = 4
     beside_points: int = 20
+    cached: tuple[float, ...] = (0.3, 0.5)
 
 
 TINY: Final = Scale(
@@ -145,7 +146,7 @@ class Loads:
         """Return the sections by name."""
         scale = self.scale
         large, small = self._painting(scale.large, scale.points), self._painting(scale.small, scale.small_points)
-        plain = replace(large, params={**large.params, "cfg_text_scale": 1.0})
+        plain, edit = replace(large, params={**large.params, "cfg_text_scale": 1.0}), self._edit()
         found: list[tuple[str, Callable[[], Any]]] = [
             # Memory first: the caching allocator holds what earlier requests needed.
             *((f"memory_{count}", partial(self.memory, count, large)) for count in scale.images_at_once),
@@ -153,10 +154,15 @@ class Loads:
             (f"t2i_{scale.large}_plain", partial(self.alone, f"t2i_{scale.large}_plain", plain)),
             (f"t2i_{scale.small}", partial(self.alone, f"t2i_{scale.small}", small)),
         ]
+        for kind, request in (("t2i", large), ("edit", edit)):
+            for share in scale.cached:
+                name = f"{kind}_{scale.large}_cached_{share}"
+                cached = replace(request, params={**request.params, "step_cache": share})
+                found.append((name, partial(self.alone, name, cached)))
         found += [(f"i2t_{side}_first", partial(self.first_token, side)) for side in scale.seen]
         found += [(f"i2t_{words}_{ids}", partial(self.answers, words, ids)) for words, ids in scale.written]
         found.append(("text_beside_image", partial(self.text_beside_image, _with(large, scale.beside_points))))
-        found.append((f"edit_{scale.large}", partial(self.alone, f"edit_{scale.large}", self._edit())))
+        found.append((f"edit_{scale.large}", partial(self.alone, f"edit_{scale.large}", edit)))
         return [(name, section) for name, section in found if name in self.only or not self.only]
 
     def alone(self, name: str, request: PictureRequest) -> dict[str, Any]:

@@ -377,7 +377,7 @@ class Loaded:
         assert running is not None
         engine.collect(running)
         noise = torch.randn(side, side, scale.sizes.latent_width, device=self.device)
-        times = torch.tensor([[1.0 - 0.02 * step, 0.02, step] for step in range(scale.steps)])
+        times = torch.tensor([[1.0 - 0.02 * step, 0.02, step, 0.0] for step in range(scale.steps)])
         guidance = np.array([4.0, 1.0, 0.0, 0.0, scale.steps], dtype=np.float32)
         host: list[float] = []
         forwards = 0

@@ -31,7 +31,16 @@ def test_every_load_of_the_server(tmp_path: Path) -> None:
     report = measured(tmp_path / "bagel.json", "bench.gpu_bagel", "--repeats", "1", "--port", str(free_port()))
     assert not any("error" in section for section in report["sections"].values())
     metrics = report["metrics"]
-    for name in ("t2i_64_guided", "t2i_64_plain", "t2i_32", "edit_64", "i2t_32_ttft", "text_beside_image_ttft"):
+    cached = ("t2i_64_cached_0.3", "edit_64_cached_0.5")
+    for name in (
+        "t2i_64_guided",
+        "t2i_64_plain",
+        "t2i_32",
+        "edit_64",
+        *cached,
+        "i2t_32_ttft",
+        "text_beside_image_ttft",
+    ):
         assert metrics[name]["p50"] > 0
     assert metrics["i2t_4_6_clients_3_e2e"]["n"] == 3
     assert report["sections"]["server"]["result"]["held"] == {}
