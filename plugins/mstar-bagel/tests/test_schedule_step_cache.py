@@ -40,7 +40,7 @@ SHARE = 0.5
 SCENES = 4
 SHIFT = Params().timestep_shift
 NOISE_PASSES = 1
-"""Passes of the node of the steps that are none: the first noise."""
+"""Passes of the node of the steps that make the first noise."""
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------

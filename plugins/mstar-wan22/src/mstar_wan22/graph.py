@@ -10,8 +10,8 @@ SAVED_STEPS = 4
 """Steps after which latents are saved: 5 s of a video of 704 x 1280 x 121, whose values take 84 MB."""
 
 GRID = "u8[t,h,w]"
-STEPS = "f32[s,13]"
-"""Table of `request.schedule.Column` of the steps of a run."""
+STEPS = "f32[s,n]"
+"""Table of `request.schedule.Column` of the steps of a run, or of folded steps."""
 
 
 def build(sizes: Sizes) -> tuple[tuple[NodeSpec, ...], dict[str, Walk]]:
@@ -60,7 +60,7 @@ def build(sizes: Sizes) -> tuple[tuple[NodeSpec, ...], dict[str, Walk]]:
         engine=STATELESS,
         ports={
             "latents": latents,
-            "history": f"f32[3,{channels},t,h,w]",
+            "history": f"f32[m,{channels},t,h,w]",
             "velocity": latents,
             "steps": STEPS,
             "grid": GRID,

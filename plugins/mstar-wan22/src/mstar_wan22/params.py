@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import RequestError
+from mstar_core.families.step_cache import MOST_CACHED
 from mstar_core.plugin import param
 from mstar_wan22.program import MOST_PREVIEWS
 from mstar_wan22.request.grids import GRIDS, SOLVERS
@@ -31,6 +32,12 @@ class Params:
     seconds: float | None = param(None, "length, rounded to whole latent frames; num_frames wins", gt=0, le=300)
     fps: int | None = param(None, "frames per second of the file. Default 24, or 16 with two experts", ge=1, le=120)
     num_inference_steps: int | None = param(None, "denoise steps. Default 50, or 40 with two experts", ge=1, le=100)
+    step_cache: float | None = param(
+        None,
+        "share of steps that extrapolate velocities instead of a forward pass; 0 is off. Default: the deployment's, 0",
+        ge=0,
+        le=MOST_CACHED,
+    )
     guidance_scale: float | None = param(
         None, "guidance; at most 1 switches it off. Default 5.0; with two experts of the first, 4.0 or 3.5", ge=0, le=30
     )

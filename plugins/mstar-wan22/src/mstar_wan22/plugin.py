@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import ConfigError
+from mstar_core.families.step_cache import default_share
 from mstar_core.plugin import (
     PARTIAL_IMAGE,
     Image,
@@ -70,8 +71,8 @@ VARIANTS: Final[Mapping[str, Variant]] = {
         workloads=WORKLOADS[1:],
     ),
 }
-OPTIONS: Final[Mapping[str, Any]] = {"negative_prompt": None}
-"""Deployment options with their defaults. negative_prompt: of requests without one; None: the official text."""
+OPTIONS: Final[Mapping[str, Any]] = {"negative_prompt": None, "step_cache": 0.0}
+"""Deployment options with their defaults, of requests that do not name them. No negative_prompt: the official text."""
 
 TINY: Final = {"width": 64, "height": 32, "num_frames": 9, "num_inference_steps": 3}
 """Parameters for the tiny checkpoints."""
@@ -123,6 +124,7 @@ def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
     if not isinstance(chosen["negative_prompt"], str | None):
         wrong = f"negative_prompt is {chosen['negative_prompt']!r}"
         raise ConfigError(wrong, hint="write a text, or omit it", key="model_kwargs.negative_prompt")
+    default_share(chosen["step_cache"])
     if folder is None:
         return replace(model, model_kwargs=chosen)
     sizes = read_sizes(folder)

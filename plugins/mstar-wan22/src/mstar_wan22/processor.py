@@ -16,7 +16,7 @@ from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_wan22.checkpoint.config import read_sizes
 from mstar_wan22.program import step_inputs
 from mstar_wan22.request.images import AREA, best_size, fitted
-from mstar_wan22.request.schedule import step_table
+from mstar_wan22.request.schedule import Column, folded, step_table
 from mstar_wan22.request.tokenizer import PromptTokenizer
 from mstar_wan22.request.usual import read_usual
 
@@ -43,6 +43,7 @@ class Processor:
         self._tokenizer = PromptTokenizer(folder)
         given = model_kwargs.get("negative_prompt")
         self._negative = NEGATIVE if given is None else str(given)
+        self._step_cache = float(model_kwargs.get("step_cache", 0))
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return the arrays of a request. Raises RequestError with the field name for invalid input."""
@@ -64,11 +65,14 @@ class Processor:
         count = params.num_inference_steps or self._usual.steps
         frames = (len(arrays["grid"]) - 1) * self._sizes.vae.frames + 1
         fps = params.fps or self._usual.fps
+        cached = self._step_cache if params.step_cache is None else params.step_cache
+        tables = self._steps(params, count, (first, second), previews, cached)
+        computed = {"computed_steps": sum(map(len, tables.values()))} if cached else {}
         return Inputs(
-            arrays={**arrays, **self._steps(params, count, (first, second), previews)},
+            arrays={**arrays, **tables},
             prompt_tokens=len(ids),
             metadata={"video": {"fps": fps, "frames": frames, "width": width, "height": height}},
-            usage={"frames": frames, "steps": count, "guidance": int(first > 1)},
+            usage={"frames": frames, "steps": count, "guidance": int(first > 1), **computed},
         )
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
@@ -135,18 +139,25 @@ class Processor:
         chosen = usual[0] if first is None else first
         return chosen, second if second is not None else (usual[1] if first is None else chosen)
 
-    def _steps(self, params: Params, count: int, scales: tuple[float, float], previews: int) -> dict[str, np.ndarray]:
-        """Return the tables of steps of each expert, cut behind the steps that a preview follows."""
+    def _steps(
+        self, params: Params, count: int, scales: tuple[float, float], previews: int, cached: float
+    ) -> dict[str, np.ndarray]:
+        """Return the tables of steps of each expert, cut behind the steps that a preview follows.
+
+        cached: share of steps without a forward pass. A preview never divides steps that share one: it comes before.
+        """
         shift = params.flow_shift or self._usual.shift
         table, first = step_table(count, shift, scales, self._sizes.boundary, params.sigma_grid, params.solver)
         cuts = sorted({round(count * number / (previews + 1)) for number in range(1, previews + 1)} - {0, count})
         found: dict[str, np.ndarray] = {}
         for expert, start, stop in (("high", 0, first), ("low", first, count)):
-            own = [cut for cut in cuts if start < cut <= stop]
-            for name, cut in zip(step_inputs(expert), own, strict=False):
-                found[name], start = table[start:cut], cut
-            if start < stop:
-                found[expert] = table[start:stop]
+            rows = folded(table[start:stop], cached) if cached else table[start:stop]
+            ends = [int((rows[:, Column.NUMBER] < cut).sum()) for cut in cuts if start < cut <= stop]
+            begin = 0
+            for name, end in zip(step_inputs(expert), sorted({*ends} - {0}), strict=False):
+                found[name], begin = rows[begin:end], end
+            if begin < len(rows):
+                found[expert] = rows[begin:]
         return found
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from mstar_core.engine.module import NodeModule
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
-from mstar_wan22.request.schedule import Column
+from mstar_wan22.request.schedule import FOLDED_INPUTS, FOLDED_OUTPUTS, Column, solver_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -26,20 +26,34 @@ def advance(x: Tensor, history: Tensor, velocity: Tensor, row: np.ndarray) -> tu
     """Return x and history behind a step, in float32.
 
     x, velocity: [channels, frames, rows, columns]. history: [HISTORY, ...]: corrected x, data of the last and of the
-    step before it. row: factors of the step, columns of `request.schedule.Column`.
+    step before it. row: factors of the step, columns of `request.schedule.Column`. Behind a folded step the history
+    also has its velocity: see `request.schedule.folded`.
     """
-    last, older, oldest = history.unbind(0)
+    last, older, oldest = history[:HISTORY].unbind(0)
     factor = [float(value) for value in row]
-    data = x - factor[Column.SIGMA] * velocity
-    fixed = (
-        factor[Column.FIX_X] * x
-        + factor[Column.FIX_LAST] * last
-        + factor[Column.FIX_OLDER] * older
-        + factor[Column.FIX_OLDEST] * oldest
-        + factor[Column.FIX_DATA] * data
-    )
-    following = factor[Column.GO_X] * fixed + factor[Column.GO_DATA] * data + factor[Column.GO_OLDER] * older
-    return following, torch.stack([fixed, data, older])
+    if len(factor) == len(Column):
+        following, fixed, data, older = solver_step(x, last, older, oldest, velocity, factor)
+        return following, torch.stack([fixed, data, older])
+    before = history[HISTORY] if len(history) > HISTORY else torch.zeros_like(x)
+    values = (x, last, older, oldest, velocity, before)
+    following, *kept = (_mixed(values, row) for row in _matrix(factor))
+    return following, torch.stack([*kept, velocity])
+
+
+def _matrix(factor: Sequence[float]) -> Iterator[Sequence[float]]:
+    """Yield the factors of each value behind a folded step."""
+    first = len(Column)
+    for start in range(first, first + FOLDED_OUTPUTS * FOLDED_INPUTS, FOLDED_INPUTS):
+        yield factor[start : start + FOLDED_INPUTS]
+
+
+def _mixed(values: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """Return the sum of values times factors. Values without effect are not read."""
+    total = torch.zeros_like(values[0])
+    for value, factor in zip(values, factors, strict=True):
+        if factor:
+            total.add_(value, alpha=factor)
+    return total
 
 
 class Solver(nn.Module, NodeModule):

@@ -8,16 +8,20 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from mstar_core.families.step_cache import step_groups
 from mstar_wan22.checkpoint.config import TRAINED_STEPS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
     Table = npt.NDArray[np.float32]
+
+Value = TypeVar("Value", "Tensor", "npt.NDArray[np.float64]")
 
 LEAST: Final = 1e-3
 """Least share of the noise of a grid before it is shifted."""
@@ -42,6 +46,14 @@ class Column(enum.IntEnum):
     GO_X = 10
     GO_DATA = 11
     GO_OLDER = 12
+
+
+FOLDED_OUTPUTS: Final = 4
+"""Values behind a folded step: x, the corrected x, and the data of the last step and of the step before it."""
+
+FOLDED_INPUTS: Final = 6
+"""Values before a folded step: x, the three of the solver's history, this velocity, and that of the computed step
+before."""
 
 
 def sigmas(steps: int, shift: float, grid: str = "diffusers") -> Table:
@@ -97,6 +109,46 @@ def step_table(
         for column, value in row.items():
             table[number, column] = value
     return table, first
+
+
+def folded(table: Table, share: float) -> Table:
+    """Return the steps that run a forward pass, each with the steps behind it whose velocity is extrapolated.
+
+    table: steps of one expert, see `step_table`; share: of them, without a pass. Returns float32 [computed steps,
+    columns + FOLDED_OUTPUTS * FOLDED_INPUTS]; number and noise level are those of the last step of each, the timestep
+    that of the first. Steps of the solver are linear in their inputs, so several together are a matrix, the columns
+    behind those of `Column`.
+    """
+    rows = []
+    for group in step_groups([float(level) for level in table[:, Column.SIGMA]], share):
+        own = table[group.first : group.stop].astype(np.float64)
+        row = own[-1].copy()
+        row[Column.TIME] = own[0, Column.TIME]
+        x, last, older, oldest, velocity, before = np.eye(FOLDED_INPUTS)
+        values = (x, last, older, oldest)
+        for step, weight in zip(own, group.weights, strict=True):
+            values = solver_step(*values, velocity + weight * (velocity - before), list(step))
+        rows.append(np.concatenate([row, *values]))
+    return np.array(rows, dtype=np.float32)
+
+
+def solver_step(
+    x: Value, last: Value, older: Value, oldest: Value, velocity: Value, factor: Sequence[float]
+) -> tuple[Value, Value, Value, Value]:
+    """Return x, the corrected x, and the data of this step and of the step before it, behind one step.
+
+    last: corrected x of the step before. older, oldest: data of the last two steps. factor: the columns of a step.
+    """
+    data = x - factor[Column.SIGMA] * velocity
+    fixed = (
+        factor[Column.FIX_X] * x
+        + factor[Column.FIX_LAST] * last
+        + factor[Column.FIX_OLDER] * older
+        + factor[Column.FIX_OLDEST] * oldest
+        + factor[Column.FIX_DATA] * data
+    )
+    following = factor[Column.GO_X] * fixed + factor[Column.GO_DATA] * data + factor[Column.GO_OLDER] * older
+    return following, fixed, data, older
 
 
 def _euler(levels: Table, number: int) -> dict[Column, float]:
