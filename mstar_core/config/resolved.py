@@ -316,7 +316,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         ConfigKey(
             "Processes that decode media and tokenise.",
-            default_text="1; up to 4, one per 4 cores, for models that take files",
+            default_text="1; up to 8, one per 2 cores, for models that take files",
             ge=1,
             le=256,
         ),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.api.preprocess.child import Answer, JobCall
-from mstar_core.api.preprocess.pool import Pool
+from mstar_core.api.preprocess.pool import CORES_EACH, Pool
 from mstar_core.api.preprocess.process import MakeProcess, Note, ProcessorProcess
 from mstar_core.errors import BadMedia, PluginError, RequestError
 from mstar_core.plugin.processor import Inputs, PromptRequest
@@ -138,7 +138,7 @@ async def test_a_job_that_takes_too_long_is_ended_and_the_pool_goes_on() -> None
 
 
 async def test_files_that_wait_start_more_processes_up_to_a_share_of_the_cores() -> None:
-    pool = Pool(TARGET, None, {}, size=None, cores=8)
+    pool = Pool(TARGET, None, {}, size=None, cores=2 * CORES_EACH)
     try:
         await pool.start()
         await asyncio.gather(*(pool.prompt(PromptRequest(text="abc")) for _ in range(5)))
@@ -161,7 +161,7 @@ def libraries_of(pid: int) -> str:
 
 
 async def test_a_pool_for_media_grows_without_a_request_and_has_its_decoders_loaded() -> None:
-    pool = Pool(TARGET, None, {}, size=None, cores=8, media=("image", "audio", "other"))
+    pool = Pool(TARGET, None, {}, size=None, cores=4 * CORES_EACH, media=("image", "audio", "other"))
     try:
         await pool.start()
         async with asyncio.timeout(LIMIT_S):
@@ -266,7 +266,7 @@ async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:
 HOLDER = f"""
 import asyncio
 from mstar_core.api.preprocess.child import Answer, JobCall
-from mstar_core.api.preprocess.pool import Pool
+from mstar_core.api.preprocess.pool import CORES_EACH, Pool
 
 async def hold():
     pool = Pool({TARGET!r}, None, {{}})

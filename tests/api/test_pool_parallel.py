@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mstar_core.api.preprocess.pool import MAX_PARALLEL, Pool
+from mstar_core.api.preprocess.pool import CORES_EACH, MAX_PARALLEL, Pool
 from mstar_core.errors import BadMedia, MstarError
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
@@ -132,7 +132,8 @@ async def test_the_limit_of_decoded_bytes_is_that_of_all_files_together(over: in
 
 
 @pytest.mark.parametrize(
-    ("target", "cores", "count"), [(APART, 2, 1), (APART, 8, 2), (APART, 64, MAX_PARALLEL), (QUICK, 64, 1)]
+    ("target", "cores", "count"),
+    [(APART, CORES_EACH, 1), (APART, 2 * CORES_EACH, 2), (APART, 64, MAX_PARALLEL), (QUICK, 64, 1)],
 )
 async def test_a_pool_without_a_size_follows_the_cores_where_files_are_read_apart(
     target: str, cores: int, count: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from mstar_core.api.handover.recording import (
     KEPT_PAGES_BYTES,
     REQUEST_BYTES,
     RESPONSE_BYTES,
+    WRITTEN_BYTES,
     ConnectionRecording,
     counted_bytes,
 )
@@ -170,3 +172,27 @@ def test_a_released_recording_has_no_drawn_ids_and_takes_no_request(made: Made) 
     recording.close()
     recording.begin("next", "trace", 0.0, 0.0)
     assert recording.drawn() == [], "the next request of its connection is answered all the same"
+
+
+def test_long_parts_of_a_request_are_read_by_the_next_process(made: Made) -> None:
+    recording, fd = made
+    parts = [os.urandom(size) for size in (100, WRITTEN_BYTES, 5, 1_000_000)]
+    for part in parts:
+        recording.received(memoryview(part))
+    assert seen(fd).request() == b"".join(parts)
+
+
+def test_a_request_without_memory_for_its_bytes_cannot_be_continued(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, fd = made
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    recording.received(b"head")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        recording.received(bytes(WRITTEN_BYTES))
+    recording.received(b"more")
+    assert seen(fd).record.request_bytes < 0 and seen(fd).request() == b""

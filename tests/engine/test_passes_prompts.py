@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
+import torch
 
 from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.kinds import StepFamily
+from mstar_core.engine.cuda_graphs.passes import USUAL_PROMPTS
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.graph.declare.nodes import EngineHints
 from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.recorded import captured_tokens
 from tests.engine.test_decode_graphs import REQUESTS
-from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
+from tests.engine.tiny_engine import LM, WIDTH, Driver, generate, make_engine, prompt
 
 BUCKETS = CaptureSizes(decode=(1, 8, 16), prefill=(16, 64))
 
@@ -143,3 +147,16 @@ def test_no_bucket_is_larger_than_the_budget_asks_for() -> None:
 
 def test_counters_are_empty_without_graphs() -> None:
     assert make_engine().counters() == {} and not make_engine().idle()
+
+
+def test_what_single_requests_use_is_captured_first_behind_the_largest() -> None:
+    spec = replace(LM, hints=EngineHints(capture_prompts=(64, *USUAL_PROMPTS, 256, 2048)))
+    engine = make_engine(spec=spec, graphs=BUCKETS, token_budget=2048, num_pages=600, max_seq_len=256)
+    driver = Driver(engine)
+    driver.open(1, max_tokens=200)
+    driver.submit(1, inputs={"embeds": torch.randn(9, WIDTH)}, outputs=("token",))
+    driver.run()
+    graphs = engine._runner.graphs
+    assert graphs is not None and not driver.failed
+    prompts = [each.size[0] for each in graphs.cache.queue if graphs.passes.is_prompt(each.buckets)]
+    assert prompts == [2048, *sorted(USUAL_PROMPTS, reverse=True), 256, 64]
