@@ -58,8 +58,8 @@ def step_groups(times: Sequence[float], share: float) -> list[StepGroup]:
     groups: list[StepGroup] = []
     for number, first in enumerate(computed):
         stop = computed[number + 1] if number + 1 < len(computed) else len(times)
-        gap = times[first] - times[computed[number - 1]] if number else 0.0
-        weights = tuple((times[step] - times[first]) / gap if gap else 0.0 for step in range(first, stop))
+        gap = times[first] - times[computed[number - 1]] if number else 1.0  # the first group is one step
+        weights = tuple((times[step] - times[first]) / gap for step in range(first, stop))
         groups.append(StepGroup(first=first, weights=weights))
     return groups
 

@@ -322,6 +322,15 @@ def test_usage_tells_whether_an_image_was_guided(small: Deployment) -> None:
         assert bool(answer["warnings"]) == (expected == (0, 0))
 
 
+def test_usage_counts_the_steps_with_forward_passes(small: Deployment) -> None:
+    for cached, expected in ((None, None), (0.0, None), (0.5, 11)):
+        kwargs = {**SMALL, "num_timesteps": 21, **({} if cached is None else {"step_cache": cached})}
+        answer = generate(small, [("text", "a boat")], output_modalities="image", model_kwargs=kwargs)
+        assert answer["usage"].get("computed_steps") == expected
+    wrong = httpx.post(f"{small.url}/v1/images/generations", json={"prompt": "a boat", "step_cache": 0.9}, timeout=60)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "step_cache")
+
+
 def test_a_full_stream_of_generate_has_partial_images_that_were_asked_for(small: Deployment) -> None:
     kwargs = {**SMALL, "num_timesteps": 6, "partial_images": 1}
     fields = {"text": "a boat", "output_modalities": "image", "model_kwargs": json.dumps(kwargs)}
