@@ -18,7 +18,7 @@ from mstar_bagel.nodes.pixels import SignedPixels
 from mstar_bagel.params import Params
 from mstar_bagel.plugin import spec
 from mstar_bagel.processor import Processor
-from mstar_bagel.request.images import Bands, fitted_size, resize, resized_size
+from mstar_bagel.request.images import fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin import parse_params
@@ -93,28 +93,6 @@ def test_pixels_equal_the_reference(image: str, golden: Any, reference: Any, pro
     for name in ("vae", "vit"):
         values = SignedPixels()(torch.from_numpy(arrays[f"{name}_image"]))
         torch.testing.assert_close(values, expected[f"{image}.{name}_input"], atol=PIXELS, rtol=0)
-
-
-@pytest.mark.parametrize("size", [(980, 980), (523, 1711), (640, 401), (77, 31)])
-def test_bands_resized_apart_have_the_pixels_of_the_image(size: tuple[int, int]) -> None:
-    """Pillow chooses by the size which axis it resizes first."""
-    rules = ResizeRule(longest=1024, shortest=512, stride=16), ResizeRule(longest=980, shortest=224, stride=14)
-    pixels = np.random.default_rng(3).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    image = Image.fromarray(pixels)
-    for rule in rules:
-        whole = np.asarray(resize(image, rule)).transpose(2, 0, 1)
-        for cores in (1, 4):
-            apart = Bands(cores).map(image, lambda band, rule=rule: np.asarray(resize(band, rule)))
-            assert np.array_equal(np.stack(apart), whole)
-
-
-def test_a_band_that_fails_fails_the_image() -> None:
-    def fail(band: Image.Image) -> None:
-        raise ValueError("no")
-
-    for cores in (1, 4):
-        with pytest.raises(ValueError, match="no"):
-            Bands(cores).map(Image.new("RGB", (1000, 1000)), fail)
 
 
 def test_transparent_pixels_are_white(processor: Processor) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from mstar_core.errors import BadMedia, RequestError
 from mstar_core.plugin.media import MediaLimits
+from mstar_core.plugin.media.bands import Bands
 from mstar_qwen3omni.checkpoint.config import AudioSizes, VisionSizes
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patch_grid, patches_of, resized, target_size
 from mstar_qwen3omni.request.positions import Grid, interleave
@@ -126,8 +127,9 @@ def test_patches_of_a_picture_are_those_of_transformers(pictures: Any, height: i
     size = target_size(height, width, 32, PICTURE)
     grid = grid_of(1, *size, SIZES)
     assert patch_grid(grid, SIZES).tolist() == expected["image_grid_thw"][0].tolist()
-    found = normal(patches_of([resized(image, *size)], grid, SIZES))
-    np.testing.assert_allclose(found, expected["pixel_values"], atol=1e-5)
+    for bands in (None, Bands(cores=1), Bands(cores=4)):
+        found = normal(patches_of([resized(image, *size, bands)], grid, SIZES))
+        np.testing.assert_allclose(found, expected["pixel_values"], atol=1e-5)
 
 
 @pytest.mark.parametrize("frames", [4, 5])

@@ -14,12 +14,13 @@ from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.graph import MARKERS
 from mstar_bagel.params import guidance
 from mstar_bagel.program import GUIDED, IMAGE, SYSTEM
-from mstar_bagel.request.images import Bands, fitted_size, resize, resized_size
+from mstar_bagel.request.images import fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT, PromptIds
 from mstar_bagel.request.schedule import phases
 from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
 from mstar_core.errors import RequestError
 from mstar_core.plugin import PARTIAL_IMAGE
+from mstar_core.plugin.media.bands import Bands
 from mstar_core.plugin.media.images import encode_image, read_image
 from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings

@@ -15,6 +15,7 @@ import numpy as np
 from mstar_core.errors import BadMedia, RequestError
 from mstar_core.plugin.chat.turns import Turn
 from mstar_core.plugin.media import read_image
+from mstar_core.plugin.media.bands import Bands
 from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, KeptMedia, PromptRequest, content_key
@@ -51,6 +52,7 @@ class Processor:
         self._folder = folder
         self._config = read_config(folder)
         self._tokenizer: TextTokenizer | None = None
+        self._bands = Bands()
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return the prompt's segments and the output limits that the context leaves. Raises RequestError."""
@@ -207,7 +209,7 @@ class MediaReader:
         warnings: list[str],
         kept: dict[int, KeptMedia],
     ) -> None:
-        self._config, self._kept = processor._config, kept
+        self._config, self._bands, self._kept = processor._config, processor._bands, kept
         self._request, self._params = request, request.params
         self._limit, self._warnings = limit, warnings
 
@@ -254,7 +256,7 @@ class MediaReader:
         pixels = PixelRange(least=params.min_pixels, most=params.max_pixels)
         height, width = target_size(image.height, image.width, sizes.patch * sizes.merge, pixels)
         grid = grid_of(1, height, width, sizes)
-        return patches_of([resized(image, height, width)], grid, sizes), grid
+        return patches_of([resized(image, height, width, self._bands)], grid, sizes), grid
 
     def _video(self, data: bytes, before: int) -> Media:
         params, limits = self._params, self._request.limits

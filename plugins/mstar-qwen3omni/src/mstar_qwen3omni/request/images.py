@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
+    from mstar_core.plugin.media.bands import Bands
+
     Frame = npt.NDArray[np.uint8]
 
 MAX_RATIO: Final = 200
@@ -56,13 +58,16 @@ def target_size(height: int, width: int, unit: int, pixels: PixelRange) -> tuple
     return rows * unit, columns * unit
 
 
-def resized(image: Image.Image, height: int, width: int) -> Frame:
+def resized(image: Image.Image, height: int, width: int, bands: Bands | None = None) -> Frame:
     """Resize an RGB image with an antialiased bicubic filter. Returns uint8 [height, width, 3]."""
     from PIL import Image
 
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(image)
+    if image.size == (width, height):
+        return np.asarray(image)
+    size, bicubic = (width, height), Image.Resampling.BICUBIC
+    if bands is None:
+        return np.asarray(image.resize(size, bicubic))
+    return np.asarray(Image.merge("RGB", bands.map(image, lambda band: band.resize(size, bicubic))))
 
 
 def grid_of(frames: int, height: int, width: int, sizes: VisionSizes, pair_ticks: float = 0.0) -> Grid:
