@@ -73,6 +73,7 @@ class FakeDevice:
     def __init__(self, pages: int, slots: int, limits: StepLimits, *, ahead: bool = False) -> None:
         self.limits = limits
         self.ahead = ahead
+        self.step_s = 0.0
         self.plans: list[StepPlan] = []
         self.updates: list[Update] = []
         self.fails: set[int] = set()
@@ -113,6 +114,9 @@ class FakeDevice:
                         self.values[update.port, slot] = value
                 case PenaltiesRestored():
                     pass
+
+    def decode_step_s(self, count: int) -> float:
+        return self.step_s
 
     def attached_rows(self, port: str, pages: Sequence[int], first: int, count: int) -> Tensor:
         raise AssertionError("the node has no attached port")
@@ -225,7 +229,7 @@ def _mixed(values: np.ndarray) -> int:
 class FakeNode:
     """A scheduler with a fake device; plays the worker. done, failed, emissions: by key; ids: drawn in decode steps.
 
-    step_s: time that a launch takes, as its clock says.
+    step_s: measured time of a captured decode step, 0.0 without one.
     """
 
     def __init__(
@@ -254,7 +258,8 @@ class FakeNode:
             values,
         )
         self.device = FakeDevice(pages, slots, limits or StepLimits(), ahead=ahead)
-        self.now, self.step_s = 0.0, step_s
+        self.now = 0.0
+        self.device.step_s = step_s
         self.lookahead = lookahead
         module: object = FakeModule()
         self.scheduler = Scheduler(
@@ -297,7 +302,6 @@ class FakeNode:
         before = len(self.device.plans)
         if step is not None:
             plan = step.plan
-            self.now += self.step_s
             while plan is not None:
                 plan = self.scheduler.settle(step, self.device.launch(plan))
             self.running.append(step)

@@ -9,27 +9,18 @@ from itertools import count
 import pytest
 
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.steps.device import StepLimits
 from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.fake_device import PAGE, FakeNode, alone
 from tests.engine.test_decode_graphs import SAMPLINGS
 from tests.engine.tiny_engine import Driver, make_engine, prompt
 
 STEP_S = 1e-4
-CAPTURED = StepLimits(decoding=16)
 
 
 def fake_node(**changes: object) -> FakeNode:
-    """A node whose steps are short enough for several at once, as its first request has shown."""
-    settings: dict[str, object] = {"lookahead": 1, "steps_at_once": 8, "step_s": STEP_S, "limits": CAPTURED}
-    node = FakeNode(**(settings | changes))  # type: ignore[arg-type]
-    node.open(-1)
-    node.prefill(-1, [1, 2, 3])
-    node.decode(-1, 20)
-    node.run()
-    node.scheduler.close(Handle(-1))
-    node.ids.clear()
-    return node
+    """A node whose captured steps are short enough for several at once."""
+    settings: dict[str, object] = {"lookahead": 1, "steps_at_once": 8, "step_s": STEP_S}
+    return FakeNode(**(settings | changes))  # type: ignore[arg-type]
 
 
 def steps_of(node: FakeNode) -> list[int]:
@@ -39,19 +30,18 @@ def steps_of(node: FakeNode) -> list[int]:
 
 def test_a_launch_holds_as_many_steps_as_the_settings_allow() -> None:
     node = fake_node(steps_at_once=5)
-    before = len(node.device.plans)
     node.open(0)
     node.prefill(0, [4, 5])
     loop = node.decode(0, 23)
     node.run()
-    assert [each for each in steps_of(node)[-5:]] == [5, 5, 5, 5, 3] and len(node.device.plans) == before + 6
+    assert steps_of(node) == [5, 5, 5, 5, 3]
     assert [alone([4, 5], 23)[1:]] == [node.ids[loop]]
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"steps_at_once": 1}, {"limits": StepLimits()}, {"step_s": 0.01}, {"step_s": 0.0}],
-    ids=["setting", "not captured", "long steps", "not measured"],
+    [{"steps_at_once": 1}, {"step_s": 0.01}, {"step_s": 0.0}],
+    ids=["setting", "long steps", "not captured"],
 )
 def test_steps_are_single_where_several_are_not_allowed(changes: dict[str, object]) -> None:
     node = fake_node(**changes)
@@ -64,6 +54,10 @@ def test_steps_are_single_where_several_are_not_allowed(changes: dict[str, objec
 
 def test_the_steps_of_a_launch_take_no_longer_than_their_limit() -> None:
     node = fake_node(step_s=1e-3)
+    node.open(0)
+    node.prefill(0, [4, 5])
+    node.decode(0, 20)
+    node.run()
     assert max(steps_of(node)) == 2
 
 

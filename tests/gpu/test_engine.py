@@ -120,7 +120,10 @@ def test_adjusted_logits_give_the_ids_of_the_cpu_before_and_after_the_capture(
 
 def short_steps(engine: KVCacheEngine) -> KVCacheEngine:
     """Return an engine as after measurements of short steps, so that it launches several at once from the start."""
-    engine._scheduler._cost.base_s = 1e-5
+    graphs = engine._runner.graphs
+    assert graphs is not None and graphs.decode is not None
+    for size in graphs.decode.buckets.sizes:
+        graphs.decode.buckets[size].cost.base_s = 1e-5
     return engine
 
 

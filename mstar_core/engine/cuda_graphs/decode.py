@@ -24,6 +24,7 @@ from mstar_core.engine.cuda_graphs.ragged import DRAWN
 from mstar_core.engine.sampling.columns import columns, fields, states
 from mstar_core.engine.sampling.masks import MASK_ROWS, MASKS, padded_rows
 from mstar_core.engine.sampling.masks import fields as mask_fields
+from mstar_core.engine.slack import StepCost
 from mstar_core.engine.steps.adapters import adapter_fields, adapter_values, applying
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.steps.head import head_logits
@@ -31,14 +32,18 @@ from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
 from mstar_core.layers import rng
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
+    from mstar_core.engine.marks import Mark
     from mstar_core.engine.steps.masks import Masks
+
+TIMED: Final = (16, 4)
+"""Of so many replays of a bucket, this one is timed: the first ones are slower."""
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -54,14 +59,15 @@ class _Computed(NamedTuple):
 class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     """One decode step of up to `count` sequences.
 
-    adjusts: the variant that adjusts logits before the draw. masks: the variant that draws by masks; its `forward` ends
-    with the logits, and `masked` is the rest.
+    cost: its time on the device; replays: how often it has run. adjusts: the variant that adjusts logits before the
+    draw. masks: the variant that draws by masks; its `forward` ends with the logits, and `masked` is the rest.
     """
 
     def __init__(self, steps: DecodeSteps, count: int, *, adjusts: bool = False, masks: bool = False) -> None:
         self._steps = steps
         self._count = count
         self._adjusts = adjusts
+        self.cost, self.replays = StepCost(), 0
         node = steps.node
         slots = node.slots
         if adjusts:
@@ -216,10 +222,17 @@ class DecodeSteps:
     """
 
     def __init__(
-        self, node: CapturedNode, cache: GraphCache, *, id_port: str, values: DeviceLoopValues | None = None
+        self,
+        node: CapturedNode,
+        cache: GraphCache,
+        *,
+        id_port: str,
+        mark: Callable[[], Mark],
+        values: DeviceLoopValues | None = None,
     ) -> None:
-        """values: of the node's resident loop, None if it carries only its id."""
+        """mark: see NodeGraphs. values: of the node's resident loop, None if it carries only its id."""
         self.node = node
+        self._mark = mark
         self.values = values
         self.id_port = id_port
         self.counts = cache.counts
@@ -282,6 +295,34 @@ class DecodeSteps:
             self.variants[plan.variant].request(next(size for size in self.buckets.sizes if size[0] >= len(plan)))
         return self._bucket(plan) is not None
 
+    def step_s(self, count: int) -> float:
+        """See `Device.decode_step_s`."""
+        largest = self.buckets.largest
+        if largest is None:
+            return 0.0
+        whole, rest = divmod(count, largest[0])
+        times = [self._time_of(largest[0]) * whole] if whole else []
+        times += [self._time_of(rest)] if rest else []
+        return sum(times) if all(times) else 0.0
+
+    def _time_of(self, count: int) -> float:
+        step = self.buckets.smallest(count)
+        assert step is not None, "the largest bucket holds as many"
+        step.cost.settle()
+        return step.cost.base_s
+
+    def _replay(self, step: DecodeStep) -> dict[str, Tensor]:
+        """Run a step, and measure its time now and then: that of the device, without the host's work before it."""
+        step.replays += 1
+        every, number = TIMED
+        if step.replays % every != number:
+            return step.run()
+        step.cost.settle()
+        work = step.cost.begin(self._mark(), units=0, yielding=0)
+        outputs = step.run()
+        work.end = self._mark()
+        return outputs
+
     def _bucket(self, plan: DecodePlan) -> DecodeStep | None:
         return self.variants[plan.variant].smallest(len(plan))
 
@@ -301,7 +342,7 @@ class DecodeSteps:
             self.counts.replans += step.buffers.attention.plans - plans
             return drawn, {}, given
         step.load(plan, tables)
-        outputs = step.run()
+        outputs = self._replay(step)
         if step.masked is not None and plan.masks is not None:
             step.load_masks(plan.masks)
             outputs = step.masked.run()
@@ -317,7 +358,7 @@ class DecodeSteps:
         given: tuple[str, ...] = ()
         loaded = zip(step.load_each(plan, tables), drawn.unbind(0), strict=True)
         for number, (_, row) in enumerate(loaded):
-            outputs = step.run()
+            outputs = self._replay(step)
             row.copy_(outputs[DRAWN][:count])
             given = tuple(outputs)
             if len(ended := plan.ended_by(number)):

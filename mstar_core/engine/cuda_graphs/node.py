@@ -6,7 +6,6 @@ Used by the model runner, while no step of the node is in flight for captures.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +16,14 @@ from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.engine.cuda_graphs.kinds import StepKind
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
-    from mstar_core.engine.steps.device import StepLimits
+    from mstar_core.engine.marks import Mark
     from mstar_core.graph.declare.nodes import NodeSpec
 
 log = logging.getLogger(__name__)
@@ -42,19 +43,22 @@ class NodeGraphs:
         *,
         id_port: str,
         token_budget: int,
+        mark: Callable[[], Mark],
         values: DeviceLoopValues | None = None,
     ) -> None:
-        """values: of the node's resident loop. Prompts of ids of such a node are not captured before a request."""
+        """mark: returns a mark behind all launched work. values: of the node's resident loop.
+
+        Prompts of ids of a node with values are not captured before a request.
+        """
         self.cache = cache
         self.decode: DecodeSteps | None = None
         self._name = spec.name
         self._slots = node.slots
         self._budget = token_budget
         self._unplanned: CaptureSizes | None = None
-        self._limits: tuple[StepLimits, StepLimits] | None = None
         draws = node.sampler is not None
         if draws:
-            self.decode = DecodeSteps(node, cache, id_port=id_port, values=values)
+            self.decode = DecodeSteps(node, cache, id_port=id_port, mark=mark, values=values)
         self.passes = CapturedPasses(
             spec,
             node,
@@ -63,15 +67,6 @@ class NodeGraphs:
             token_budget=token_budget,
             ids=draws and values is None and not node.has_memory,
         )
-
-    @property
-    def limits(self) -> StepLimits:
-        """See StepLimits. They change with captures only."""
-        passes = self.passes.limits
-        if self._limits is None or self._limits[0] is not passes:
-            decoding = max(self.decode.sizes, default=0) if self.decode is not None else 0
-            self._limits = passes, replace(passes, decoding=decoding)
-        return self._limits[1]
 
     def capture(self, sizes: CaptureSizes) -> None:
         """Capture decode and prefill before the first request and queue the later sizes.

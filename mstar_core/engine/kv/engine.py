@@ -97,6 +97,7 @@ class KVCacheEngine(NodeRunner):
             faults=None if faults is None else lambda slots: faults(self._scheduler.handles(slots)),
             report=report,
             captures=captures,
+            clock=clock,
         )
         self._scheduler = Scheduler(
             spec,

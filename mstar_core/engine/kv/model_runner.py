@@ -7,6 +7,7 @@ for passes and for sequences that fail.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_masks, packed_ports, packed_positions
+from mstar_core.engine.marks import marks_of
 from mstar_core.engine.module import node_module
 from mstar_core.engine.port_check import require_dict
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.group.link import PlanSender
     from mstar_core.engine.kv.packing import Draws, Ports
     from mstar_core.engine.kv.settings import KVSettings
+    from mstar_core.engine.marks import Mark
     from mstar_core.engine.steps.attention import AttentionMetadata
     from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan, PassPlan
     from mstar_core.errors import MstarError
@@ -114,10 +117,11 @@ class ModelRunner:
         faults: Faults | None = None,
         report: Callable[[str, str], None] | None = None,
         captures: GraphCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """report: called with the phase and the title of each capture before the first request.
 
-        captures: the cache of captured steps, by default a new one.
+        captures: the cache of captured steps, by default a new one. clock: times steps on a CPU.
         """
         assert spec.kv is not None
         self._spec = spec
@@ -146,10 +150,10 @@ class ModelRunner:
         self._tables = np.zeros((settings.max_slots, -(-settings.max_seq_len // settings.page_size)), dtype=np.int32)
         self.leader: Leader | None = None
         self.is_grouped = False
-        self.graphs = self._prepare_graphs(captures, report)
+        self.graphs = self._prepare_graphs(captures, report, marks_of(device, clock))
 
     def _prepare_graphs(
-        self, captures: GraphCache | None, report: Callable[[str, str], None] | None
+        self, captures: GraphCache | None, report: Callable[[str, str], None] | None, mark: Callable[[], Mark]
     ) -> NodeGraphs | None:
         """Make the node's captured steps, of which there are none yet."""
         spec, sizes = self._spec, self._settings.graphs
@@ -172,7 +176,7 @@ class ModelRunner:
             item_parts=offers.item_parts,
         )
         budget = self._settings.token_budget
-        return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, values=self._values)
+        return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, mark=mark, values=self._values)
 
     # -- captures ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +233,11 @@ class ModelRunner:
     @property
     def limits(self) -> StepLimits:
         """See Device."""
-        return self.graphs.limits if self.graphs is not None else StepLimits()
+        return self.graphs.passes.limits if self.graphs is not None else StepLimits()
+
+    def decode_step_s(self, count: int) -> float:
+        """See Device."""
+        return self.graphs.decode.step_s(count) if self.graphs is not None and self.graphs.decode is not None else 0.0
 
     def launch(self, plan: StepPlan) -> StepOutput:
         """See Device. Raises GroupEnded if a published plan fails."""

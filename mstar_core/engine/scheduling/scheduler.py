@@ -417,10 +417,12 @@ class Scheduler:
         The time of the host between two launches then counts once for all of them. Steps of images are timed one by
         one, so theirs are single.
         """
-        base_s = self._cost.base_s
-        if self._steps_at_once < 2 or not base_s or step.timed is not None or not self._device.limits.decoding:
+        if self._steps_at_once < 2 or step.timed is not None:
             return 1
-        return self._decode.steps_at_once(decoding, min(self._steps_at_once, int(AT_ONCE_S / base_s)))
+        step_s = self._device.decode_step_s(len(decoding.keys))
+        if not step_s:
+            return 1
+        return self._decode.steps_at_once(decoding, min(self._steps_at_once, int(AT_ONCE_S / step_s)))
 
     def _launch(self, decoding: Decoding | None, passes: list[ScheduledPass], steps: int = 1) -> Launch:
         """Return the plan of these sequences. The host's counts then are those after the step."""

@@ -29,6 +29,9 @@ class Device(Protocol):
     def limits(self) -> StepLimits:
         """Limits of the captured steps at present."""
 
+    def decode_step_s(self, count: int) -> float:
+        """Return the device seconds of a captured decode step of so many sequences; 0.0 if none was measured."""
+
     def launch(self, plan: StepPlan) -> StepOutput:
         """Launch a step. Sequences that fail are reported in the output."""
 
@@ -59,15 +62,13 @@ class StepLimits:
     """Sizes that the captured steps of a node take at present.
 
     captures_passes: whether passes of loops are captured; appending: sequences of their largest bucket that appends, 0
-    without one. prompt_tokens, prompts: of the largest bucket of prompts of ids, 0 without one. decoding: sequences of
-    the largest captured decode step, 0 without one.
+    without one. prompt_tokens, prompts: of the largest bucket of prompts of ids, 0 without one.
     """
 
     captures_passes: bool = False
     appending: int = 0
     prompt_tokens: int = 0
     prompts: int = 0
-    decoding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
