@@ -42,6 +42,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "Inputs",
             "SegmentInputs",
             "Processor",
+            "WarmedProcessor",
             "InlineProcessor",
             "TokenizingProcessor",
             "ConstrainableProcessor",

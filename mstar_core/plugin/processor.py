@@ -238,7 +238,18 @@ class Processor(Protocol):
 
 
 @runtime_checkable
-class InlineProcessor(Processor, Protocol):
+class WarmedProcessor(Processor, Protocol):
+    """A processor that loads something at its first request, such as a tokenizer, and can load it before."""
+
+    def warm_up(self) -> None:
+        """Load whatever `process_prompt` loads lazily.
+
+        Called once in each process that runs it: in the api on a thread and before `is_inline`, and in pool processes.
+        """
+
+
+@runtime_checkable
+class InlineProcessor(WarmedProcessor, Protocol):
     """A processor that the api process also loads, for requests that are cheaper to prepare than to send to the pool.
 
     Optional. Such a request runs on the api's event loop: it delays every other request, and neither a time limit nor a
@@ -248,9 +259,6 @@ class InlineProcessor(Processor, Protocol):
     An attribute `inline_bytes` replaces the default size limit of one MiB. Raise it for processors that use arrays in
     place, without a pass over the data.
     """
-
-    def warm_up(self) -> None:
-        """Load whatever `process_prompt` loads lazily. Called once, on a thread, before `is_inline`."""
 
     def is_inline(self, request: PromptRequest) -> bool:
         """Return whether `process_prompt` may run on the event loop.

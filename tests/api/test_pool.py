@@ -168,6 +168,9 @@ async def test_a_pool_for_media_grows_without_a_request_and_has_its_decoders_loa
             while len(pool.pids) < 2:
                 assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
                 await asyncio.sleep(0.02)
+            while pool.busy:
+                assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+                await asyncio.sleep(0.02)
         pids = pool.pids
         for loaded in map(libraries_of, pids):
             assert "PIL/_imaging" in loaded and "libsndfile" in loaded and "soxr" in loaded

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mstar_core.api.preprocess.pool import INLINE_BYTES, INLINE_FILES, Pool
+from mstar_core.api.preprocess.child import answer
+from mstar_core.api.preprocess.pool import INLINE_BYTES, INLINE_FILES, WARM, Pool
 from mstar_core.errors import MstarError
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from tests.api.conftest import Started
 from tests.fakes import media
 from tests.fakes.conductor import echo
-from tests.fakes.inline_model import SLOW, SPEC, WRONG
+from tests.fakes.inline_model import SLOW, SPEC, WRONG, Processor
 from tests.fakes.kept_pool import KeptProcess
 
 ARRAY = MediaPart(modality="tensor", data=b"\x93NUMPY")
@@ -109,3 +110,10 @@ async def test_a_processor_that_takes_arrays_where_they_lie_says_how_large_they_
         assert pid_of(await pool.prompt(PromptRequest(text="go", media=[part]))) == os.getpid()
         larger = MediaPart(modality="tensor", data=part.data + b"1")
         assert pid_of(await pool.prompt(PromptRequest(text="go", media=[larger]))) in pool.pids
+
+
+def test_a_process_loads_what_its_processor_loads_lazily() -> None:
+    processor = Processor(None, {})
+    assert answer(processor, (WARM, ((),))) == (True, "") and processor.is_warm
+    failed, error = answer(Processor(None, {"lacks": ""}), (WARM, ((),)))
+    assert not failed and isinstance(error, MstarError), "a request meets the error, and the pool goes on"

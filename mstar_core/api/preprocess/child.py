@@ -25,6 +25,7 @@ from mstar_core.plugin.processor import (
     ParallelDecodeProcessor,
     Processor,
     TokenizingProcessor,
+    WarmedProcessor,
 )
 from mstar_core.process.system import die_with_parent, keep_freed_memory
 from mstar_core.targets import load_target
@@ -119,6 +120,8 @@ def answer(processor: Processor, call: JobCall) -> Answer:
             case "spell":
                 return True, list(tokenizing(processor).spell(*args))
             case "warm":
+                if isinstance(processor, WarmedProcessor):
+                    processor.warm_up()
                 load_decoders(*args)
                 return True, ""
             case "problem":

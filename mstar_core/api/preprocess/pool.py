@@ -55,6 +55,9 @@ LOOP_BYTES: Final = KEPT_BYTES
 a megabyte takes 20 to 50 µs, and waking a thread takes longer.
 """
 
+WARM: Final = "warm"
+"""Job that loads what a process loads lazily."""
+
 SMALL_BYTES: Final = 16 << 10
 MAX_BATCH: Final = 64
 """Waiting jobs up to `SMALL_BYTES` share a message. With many streams open, a loop iteration takes milliseconds, so
@@ -96,7 +99,7 @@ class PoolJob:
 
 
 class Pool:
-    """Processes behind one queue. Jobs whose caller is gone are not started. begun: number of jobs so far."""
+    """Processes behind one queue. Jobs whose caller is gone are not started. begun: number of requests' jobs so far."""
 
     def __init__(
         self,
@@ -154,22 +157,30 @@ class Pool:
         if any(process.is_inline for process in self._processes) and not self._closing:
             self._inline = await self._in_thread(InlineProcessing.load, *self._target)
         self._idle.extend(self._processes)
+        if self._media:
+            for _ in self._processes:
+                self._spawn(self._warm())
         self._is_growing = self._may_grow
         if self._may_grow and self._media and not self._closing:
             for _ in range(int(AHEAD * self._most) - len(self._processes)):
                 self._add()
         self._dispatch()
 
+    async def _warm(self) -> None:
+        """Let an idle process load tokenizer and decoders, while it may get its first requests."""
+        with contextlib.suppress(MstarError):  # a request would meet the error, and name its cause
+            await self._run(WARM, self._media, is_single=True)
+
     def _begin(self, process: ProcessorProcess) -> None:
-        """Start a process and load its decoders. Called on a thread. Raises the error of its processor."""
+        """Start a process, and load tokenizer and decoders. Called on a thread. Raises the error of its processor."""
         process.start()
         if self._media:
             with contextlib.suppress(MstarError):  # a request would meet the error, and name its cause
-                process.run([("warm", (self._media,))])
+                process.run([(WARM, (self._media,))])
 
     async def _start(self, processes: Sequence[ProcessorProcess]) -> None:
         self._working |= set(processes)  # `close` kills them instead of waiting for their start
-        await asyncio.gather(*(self._in_thread(self._begin, process) for process in processes))
+        await asyncio.gather(*(self._in_thread(process.start) for process in processes))
         self._working.clear()
 
     def run_inline(self, request: PromptRequest) -> Inputs | None:
@@ -275,7 +286,7 @@ class Pool:
                 self._idle.append(process)
                 return
             self.busy += 1
-            self.begun += len(jobs)
+            self.begun += sum(job.call[0] != WARM for job in jobs)
             self._working.add(process)
             if process.is_ready and self._is_sent(process, jobs):
                 self._await_answers(process, jobs)

@@ -73,6 +73,10 @@ class Processor:
             self._tokenizer = TextTokenizer(self._folder)
         return self._tokenizer
 
+    def warm_up(self) -> None:
+        """See WarmedProcessor: read the tokenizer."""
+        self.tokenizer.encode("Hello")
+
     def detokenizer(self) -> TextStream:
         """Return a detokenizer for one answer."""
         return TextStream(self.tokenizer)
