@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,15 @@ from safetensors.torch import save_file
 
 from mstar_core.errors import WeightsError
 from mstar_core.parallel.shards import Slice
-from mstar_core.weights.checkpoint import StoredTensor, UploadTarget, chunks, stored_part, stored_tensors, upload
+from mstar_core.weights.checkpoint import (
+    SWITCH_S,
+    StoredTensor,
+    UploadTarget,
+    chunks,
+    stored_part,
+    stored_tensors,
+    upload,
+)
 
 SHAPES: dict[str, tuple[Sequence[int], torch.dtype]] = {
     "a.wide": ((37, 19), torch.bfloat16),
@@ -143,3 +152,14 @@ def test_stored_tensors_come_in_file_order(tmp_path: Path) -> None:
     write(tmp_path / "w.safetensors")
     offsets = [tensor.offset for tensor in stored_tensors(tmp_path / "w.safetensors")]
     assert offsets == sorted(offsets) and isinstance(stored_tensors(tmp_path / "w.safetensors")[0], StoredTensor)
+
+
+def test_threads_take_short_turns_during_an_upload_alone(tmp_path: Path) -> None:
+    """At the usual turns of 5 ms, imports on another thread delay each of a hundred reads by as much."""
+    write(tmp_path / "w.safetensors")
+    stored = stored_tensors(tmp_path / "w.safetensors")
+    targets = [UploadTarget(stored=each, tensor=torch.zeros(each.shape, dtype=each.dtype)) for each in stored]
+    before, during = sys.getswitchinterval(), list[float]()
+    upload(targets, lambda read, path: during.append(sys.getswitchinterval()))
+    assert during and max(during) <= SWITCH_S * 1.01 < before
+    assert sys.getswitchinterval() == before
