@@ -44,6 +44,9 @@ BESIDE_MOST_S: Final = 30.0
 SAMPLE_S: Final = 0.2
 """Interval between two readings of the memory."""
 
+SETTLE_S: Final = 0.5
+"""Time in which the server's telemetry of ended requests arrives."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
@@ -178,7 +181,10 @@ class Loads:
         return {"trace": self.running.last_trace()}
 
     def answers(self, words: int, ids: int) -> dict[str, Any]:
-        """Measure answers of a fixed length, for one client and for many at once. Returns a waterfall of each."""
+        """Measure answers of a fixed length, for one client and for many at once.
+
+        Returns a waterfall of each, and the milliseconds to the first tokens by the server's own clock.
+        """
         side = self.scale.seen[0]
         traces: dict[str, Any] = {}
         for clients in (1, self.scale.clients):
@@ -192,7 +198,9 @@ class Loads:
                     self.figures.add(f"{name}_ttft", [each.first_s for each in heard])
                     self.figures.add(f"{name}_e2e", [each.last_s for each in heard])
                     self.figures.add(f"{name}_tokens_per_s", [clients * ids / span], "1/s")
+                    time.sleep(SETTLE_S)
                     traces[f"trace_{clients}"] = self.running.last_trace()
+                    traces[f"served_ttft_{clients}"] = self.running.first_tokens_ms(clients)
         return traces
 
     def memory(self, count: int, request: PictureRequest) -> dict[str, Any]:

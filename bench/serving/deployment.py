@@ -180,6 +180,12 @@ class Served:
             for each in answer.json()["sums"]
         ]
 
+    def first_tokens_ms(self, count: int) -> list[float]:
+        """Return the times to the first token of the requests that ended last, in ascending order."""
+        assert self._client is not None
+        rows = self._client.get(f"http://admin/v1/requests?limit={count}&sort=-ended").raise_for_status().json()
+        return sorted(float(row["ttft_ms"]) for row in rows["items"] if row["ttft_ms"] is not None)
+
     def values(self) -> dict[str, float]:
         """Return the telemetry of each process's last report, at most a tenth of a second old."""
         return {name: float(value) for name, value in self.snapshot()["values"].items()}
