@@ -140,6 +140,12 @@ def test_first_tokens_do_not_wait_for_the_images_of_later_requests(tmp_path: Pat
     first, last = kinds.index("image"), len(kinds) - kinds[::-1].index("image")
     pairs = list(zip(kinds[first:last], kinds[first + 1 : last], strict=False))
     assert ("image", "image") not in pairs[2:], "text runs between passes over images"
+    decodes = [0]
+    for kind, size in device.steps[: len(device.steps) - [each for each, _ in device.steps][::-1].index("image")]:
+        if kind == "image":
+            decodes.append(0)
+        decodes[-1] += kind == "text" and size % TEXT > 0  # prompts have no other size
+    assert max(decodes) == 1, "the decode batch runs once between two of them"
     assert runtime.leaks() == []
 
 
