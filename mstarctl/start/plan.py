@@ -475,7 +475,7 @@ def claim_gpus(
         check_free({device: key for device, key in locks.items() if key not in held and key not in shares})
         check_room(shares, config.name, own=held)
         if old is None and not fakes:
-            check_memory(config.name, plan, keys, present, needed, gpu_processes())
+            check_memory(config.name, plan, keys, present, needed, gpu_processes)
     return plan, Claim(locks=locks, keys=keys, present=present, free_bytes=free_bytes(keys, present), shares=shares)
 
 
@@ -493,5 +493,6 @@ def claim_on_hosts(config: ResolvedConfig, placement: HostPlacement, needed: int
         memory = sum(host.memory_free for host in placement.used_hosts)
         return Claim(locks={}, keys={}, present=(), free_bytes=memory)
     check_free(placement.local_keys)
-    check_memory(config.name, placement.plan, keys, present, needed, gpu_processes() if placement.local_keys else ())
+    holders = gpu_processes if placement.local_keys else tuple
+    check_memory(config.name, placement.plan, keys, present, needed, holders)
     return Claim(locks=placement.local_keys, keys=keys, present=present, free_bytes=free_bytes(keys, present))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,11 +34,17 @@ def check_free(keys: Mapping[str, str]) -> None:
 
 
 def check_memory(
-    name: str, plan: Plan, keys: Mapping[str, str], gpus: Sequence[Gpu], needed: int, processes: Iterable[GpuProcess]
+    name: str,
+    plan: Plan,
+    keys: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    needed: int,
+    processes: Callable[[], Iterable[GpuProcess]],
 ) -> None:
     """Raise StartError if the weights alone exceed the free memory of the plan's GPUs together.
 
-    keys: lock key by device. needed: least bytes of the weights; 0 if unknown.
+    keys: lock key by device. needed: least bytes of the weights; 0 if unknown. processes: called for the error alone,
+    because nvidia-smi takes a second.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
     mine = [by_uuid[key] for key in keys.values() if key in by_uuid]
@@ -51,7 +57,7 @@ def check_memory(
     nodes = ", ".join(dict.fromkeys(node for rank in plan.ranks for node in rank.nodes))
     lines = [f"{nodes}: weights need {size_text(needed)}; {size_text(free)} of {size_text(total)} are free"]
     uuids = {gpu.uuid for gpu in mine}
-    held = sorted((p for p in processes if p.uuid in uuids and p.used >= LISTED_BYTES), key=lambda p: -p.used)
+    held = sorted((p for p in processes() if p.uuid in uuids and p.used >= LISTED_BYTES), key=lambda p: -p.used)
     lines += [f"   {size_text(p.used)} are used by pid {p.pid}{_command(p.pid)}" for p in held]
     more = [str(index) for index, gpu in enumerate(visible_gpus(gpus)) if gpu.uuid not in uuids]
     hint = "end the processes that use the memory" if held else "use a GPU with more memory"

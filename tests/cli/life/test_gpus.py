@@ -74,6 +74,15 @@ def test_weights_that_cannot_fit_name_who_holds_the_memory(tool: Cli, two_gpus: 
     assert tool("up", "orpheus", "--weights", str(folder), "--gpus", "1", "--dry-run", *own_port()).code == 0
 
 
+def test_a_start_that_fits_does_not_wait_for_the_processes_of_the_gpus(tool: Cli, two_gpus: Path) -> None:
+    """nvidia-smi takes a second to list them, and only the error names them."""
+    smi = two_gpus / "bin" / "nvidia-smi"
+    smi.write_text(ANSWERS.replace("#!/bin/sh\n", f'#!/bin/sh\necho "$*" >> {two_gpus / "asked"}\n'))
+    assert tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run", *own_port()).code == 0
+    asked = (two_gpus / "asked").read_text()
+    assert "--query-gpu" in asked and "--query-compute-apps" not in asked
+
+
 def test_gpus_out_of_range_are_counted(tool: Cli, two_gpus: Path) -> None:
     said = tool("up", "orpheus:tiny", "--gpus", "5", "--dry-run", *own_port())
     assert (said.code, "GPU 5 does not exist" in said.err, "0 to 1" in said.err) == (ExitCode.INVALID, True, True)
