@@ -4,7 +4,7 @@ Run from the repository root: `python -m bench.step_cache [--cases 24] [--out FI
 and Wan 2.2 run in this process, on the CPU. Each case is made with all steps, with shares of `step_cache`, and with
 fewer steps of the same number of passes. The error is the distance of the final latents to those of all steps, relative
 to their norm; `error_fine` is the same against many more steps. The miniatures' judges decide whether the result is
-what was asked. Passes are those of an image or a video; prompts are cached before.
+what was asked. Texts are in the prefix cache before; passes of edits include three for the picture and its text.
 """
 
 from __future__ import annotations
