@@ -94,32 +94,35 @@ class Decoding:
         cache = GraphCache(device) if is_cuda else WritingCache(device)
         self.engine = KVCacheEngine(self.node, module.eval().requires_grad_(False), settings, captures=cache)
         self.config = config
+        self._states = torch.zeros(config.states, config.width, device=device, dtype=dtype)
         self._keys = 0
         self._handles = 0
 
     def begin(self, rows: int) -> list[Handle]:
         """Open requests, each with its memory and its loop."""
-        handles = []
-        for _ in range(rows):
-            self._handles += 1
-            handle = Handle(self._handles)
-            handles.append(handle)
-            self.engine.open(handle, SamplingParams(temperature=0.0), self.config.states + 128)
-            states = torch.zeros(self.config.states, self.config.width)
-            self._submit(handle, {"states": states}, branch=MEMORY, sample=False)
+        handles = [self.remember() for _ in range(rows)]
         while (running := self.engine.launch()) is not None:
             self.engine.collect(running)
+        for handle in handles:
+            self.write(handle)
+        return handles
+
+    def remember(self) -> Handle:
+        """Open a request, and submit the pass of its memory."""
+        self._handles += 1
+        handle = Handle(self._handles)
+        self.engine.open(handle, SamplingParams(temperature=0.0), self.config.states + 128)
+        self._submit(handle, {"states": self._states}, branch=MEMORY, sample=False)
+        return handle
+
+    def write(self, handle: Handle, count: int = IDS) -> None:
+        """Submit the loop of a request, which draws a head and `count` ids."""
         ids = self.config.ids
         head = [next(iter(ids.languages.values())), ids.transcribe or 0, ids.no_times]
         marks = torch.tensor([-1 - len(head), 0, 0, 0, 0, *head][: 5 + HEAD])
-        for handle in handles:
-            loop = LoopSpec(
-                max_iters=IDS + len(head),
-                carry={"token": "token", "marks": "marks"},
-                stop_port="token",
-            )
-            self._submit(handle, {"token": torch.tensor([ids.start]), "marks": marks}, loop=loop)
-        return handles
+        carry = {"token": "token", "marks": "marks"}
+        loop = LoopSpec(max_iters=count + len(head), carry=carry, stop_port="token")
+        self._submit(handle, {"token": torch.tensor([ids.start]), "marks": marks}, loop=loop)
 
     def _submit(self, handle: Handle, inputs: dict[str, torch.Tensor], **fields: Any) -> None:
         self._keys += 1
@@ -154,6 +157,44 @@ def measure(here: Decoding, rows: int, profile: cProfile.Profile | None) -> tupl
     return launches, collections, wall_s
 
 
+def closed_loop(here: Decoding, rows: int, clips: int, profile: cProfile.Profile | None) -> dict[str, float]:
+    """Let so many requests run at any time, each from its memory to its last id, until `clips` have ended.
+
+    The first ones write texts of different lengths, so that requests begin and end one by one from then on.
+    """
+    writing, flight, ended, begun, launches = set[Handle](), list[Any](), 0, rows, 0
+    for _ in range(rows):
+        here.remember()
+    began, spent = time.monotonic(), time.process_time()
+    if profile is not None:
+        profile.enable()
+    while ended < clips:
+        running = here.engine.launch()
+        if running is not None:
+            launches += 1
+            flight.append(running)
+        if running is not None and len(flight) < 2:
+            continue
+        for done in here.engine.collect(flight.pop(0)).done:
+            handle = done.job.handle
+            if handle not in writing:
+                writing.add(handle)
+                here.write(handle, IDS if len(writing) + ended > rows else 1 + IDS * len(writing) // rows)
+                continue
+            here.engine.close(handle)
+            writing.remove(handle)
+            ended += 1
+            if begun < clips:
+                begun += 1
+                here.remember()
+    if profile is not None:
+        profile.disable()
+    while flight:
+        here.engine.collect(flight.pop(0))
+    per_clip = {"clip_ms": time.monotonic() - began, "clip_cpu_ms": time.process_time() - spent}
+    return {name: round(1e3 * s / clips, 3) for name, s in per_clip.items()} | {"clip_launches": launches / clips}
+
+
 def main() -> None:
     """Measure and print the figures."""
     options = read_options()
@@ -172,12 +213,16 @@ def main() -> None:
             for _ in range(options.repeats):
                 launched, collected, wall_s = measure(here, rows, profile)
                 launches, collections, walls = launches + launched, collections + collected, [*walls, wall_s]
-            report[rows] = {
+            figures: dict[str, float] = {
                 "launch_us": round(1e6 * statistics.median(launches), 1),
                 "collect_us": round(1e6 * statistics.median(collections), 1),
                 "launches": len(launches),
                 "loop_ms": round(1e3 * statistics.median(walls), 2),
             }
+            report[rows] = figures
+            if options.clips:
+                closed_loop(here, rows, 2 * rows, None)
+                report[rows] |= closed_loop(here, rows, options.clips, profile)
             if profile is not None:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(45)
     print(json.dumps(report))
@@ -188,6 +233,9 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 64], help="requests at once")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--clips", type=int, default=0, help="requests that begin and end one by one, from a closed loop"
+    )
     parser.add_argument("--at-once", type=int, default=8, help="most decode steps of one launch")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print where the time of it goes")
