@@ -121,7 +121,7 @@ class Decoding:
         head = [next(iter(ids.languages.values())), ids.transcribe or 0, ids.no_times]
         marks = torch.tensor([-1 - len(head), 0, 0, 0, 0, *head][: 5 + HEAD])
         carry = {"token": "token", "marks": "marks"}
-        loop = LoopSpec(max_iters=count + len(head), carry=carry, stop_port="token")
+        loop = LoopSpec(max_iters=count + len(head), carry=carry, stop_port="token", is_read=False)
         self._submit(handle, {"token": torch.tensor([ids.start]), "marks": marks}, loop=loop)
 
     def _submit(self, handle: Handle, inputs: dict[str, torch.Tensor], **fields: Any) -> None:
@@ -195,6 +195,13 @@ def closed_loop(here: Decoding, rows: int, clips: int, profile: cProfile.Profile
     return {name: round(1e3 * s / clips, 3) for name, s in per_clip.items()} | {"clip_launches": launches / clips}
 
 
+def kernels_of(here: Decoding, rows: int) -> str:
+    """Return the kernels of the loops of so many requests, by their time on the device."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        measure(here, rows, None)
+    return str(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=90))
+
+
 def main() -> None:
     """Measure and print the figures."""
     options = read_options()
@@ -223,6 +230,8 @@ def main() -> None:
             if options.clips:
                 closed_loop(here, rows, 2 * rows, None)
                 report[rows] |= closed_loop(here, rows, options.clips, profile)
+            if options.kernels:
+                print(kernels_of(here, rows))
             if profile is not None:
                 pstats.Stats(profile).sort_stats("tottime").print_stats(45)
     print(json.dumps(report))
@@ -236,6 +245,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--clips", type=int, default=0, help="requests that begin and end one by one, from a closed loop"
     )
+    parser.add_argument("--kernels", action="store_true", help="print the kernels of each number of rows, on a GPU")
     parser.add_argument("--at-once", type=int, default=8, help="most decode steps of one launch")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print where the time of it goes")

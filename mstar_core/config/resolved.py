@@ -508,7 +508,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     steps_at_once: Annotated[
         int,
         ConfigKey(
-            "Most captured decode steps of one launch on a GPU, if they take 2.5 ms together at most; 1: one by one.",
+            "Most captured decode steps of one launch on a GPU, while they take a few milliseconds; 1: one by one.",
             ge=1,
             le=32,
         ),

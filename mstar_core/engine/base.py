@@ -37,7 +37,7 @@ class LoopSpec:
     feed: input that takes one id of a stream per iteration; the ids come by `NodeRunner.feed`. An iteration waits for
     its id. After the last one, `after_end` ends the loop (`stop`) or gives -1 from then on (`empty`).
     known: ids that an earlier attempt drew in its first iterations, which are taken instead of drawing; with the values
-    of `NodeRunner.known_ports` behind each.
+    of `NodeRunner.known_ports` behind each. is_read: whether a client or a stream takes its ids as they come.
     """
 
     max_iters: int
@@ -50,6 +50,7 @@ class LoopSpec:
     feed: str | None = None
     after_end: Literal["stop", "empty"] = "stop"
     known: tuple[int, ...] = ()
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

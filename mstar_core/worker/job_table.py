@@ -185,6 +185,7 @@ def loop_spec(
         host_emit=tuple(port for port in emit if port in leaving),
         feed=None if over is None else over.into[1],
         after_end="empty" if goes_on else "stop",
+        is_read=any(outlet.port == sampled for outlet in task.outlets),
     )
 
 

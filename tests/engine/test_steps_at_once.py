@@ -52,13 +52,16 @@ def test_steps_are_single_where_several_are_not_allowed(changes: dict[str, objec
     assert set(steps_of(node)) == {1} and node.ids[loop] == alone([4, 5], 20)[1:]
 
 
-def test_the_steps_of_a_launch_take_no_longer_than_their_limit() -> None:
-    node = fake_node(step_s=1e-3)
+@pytest.mark.parametrize(("is_read", "most"), [(True, 2), (False, 6)])
+def test_the_steps_of_a_launch_take_no_longer_than_their_limit(is_read: bool, most: int) -> None:
+    """Ids that nothing takes as they come may come later."""
+    node = fake_node(step_s=0.95e-3)
     node.open(0)
     node.prefill(0, [4, 5])
-    node.decode(0, 20)
+    loop = LoopSpec(max_iters=20, carry={"token": "token"}, stop_port="token", is_read=is_read)
+    node.submit(0, loop=loop, outputs=("token",))
     node.run()
-    assert max(steps_of(node)) == 2
+    assert max(steps_of(node)) == most
 
 
 def test_a_stop_within_a_launch_ends_the_loop_there() -> None:

@@ -49,8 +49,9 @@ def test_a_loop_over_a_stream_of_ids_is_fed() -> None:
         emit=("frame",),
         feed="text",
         after_end="empty",
+        is_read=False,
     )
-    assert described("speak") == wanted
+    assert described("speak") == wanted, "nothing takes its ids as they come"
     assert described("speak", codec=1) == replace(wanted, host_emit=("frame",))
     assert resident_loops(SPEC) == {"speaker": PORTS}
 

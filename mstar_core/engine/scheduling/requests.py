@@ -257,7 +257,7 @@ class Requests:
         )
         keys = self.memory.slots.key[slots]
         constrained = [key for key, branch in zip(keys.tolist(), sequences, strict=True) if branch.matcher is not None]
-        return Decoding(sequences, keys, batch, frozenset(constrained))
+        return Decoding(sequences, keys, batch, frozenset(constrained), any([loop.is_read for loop in loops]))
 
     def _memories(self, sequences: Sequence[Branch]) -> np.ndarray | None:
         """Return slot and tokens of the memory of each sequence, see DecodeBatch."""

@@ -47,8 +47,11 @@ if TYPE_CHECKING:
 MEASURED_EVERY: Final = 16
 """Of so many steps without passes, the time of one is measured."""
 
-AT_ONCE_S: Final = 0.0025
-"""Most device time of decode steps in one launch. Requests that arrive wait for it, and clients get ids that late."""
+AT_ONCE_S: Final = (0.0025, 0.006)
+"""Most device time of decode steps in one launch, and the same if nothing takes their ids as they come.
+
+Requests that arrive wait for it, and clients and streams get ids that late.
+"""
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -422,7 +425,8 @@ class Scheduler:
         step_s = self._device.decode_step_s(len(decoding.keys))
         if not step_s:
             return 1
-        return self._decode.steps_at_once(decoding, min(self._steps_at_once, int(AT_ONCE_S / step_s)))
+        most_s = AT_ONCE_S[0 if decoding.is_read else 1]
+        return self._decode.steps_at_once(decoding, min(self._steps_at_once, int(most_s / step_s)))
 
     def _launch(self, decoding: Decoding | None, passes: list[ScheduledPass], steps: int = 1) -> Launch:
         """Return the plan of these sequences. The host's counts then are those after the step."""

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 class Decoding:
     """Sequences of a decode batch, in its order.
 
-    keys: int64 [n], of their jobs; constrained: of those with a grammar.
+    keys: int64 [n], of their jobs; constrained: of those with a grammar. is_read: whether something takes ids of one as
+    they come.
     """
 
     sequences: list[Branch]
     keys: np.ndarray
     batch: DecodeBatch
     constrained: frozenset[int] = frozenset()
+    is_read: bool = True
 
     @property
     def matchers(self) -> list[Matcher]:
