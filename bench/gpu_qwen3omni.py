@@ -295,7 +295,8 @@ def measured(
     """
     root.mkdir(parents=True)
     chosen = workloads(is_tiny=options.tiny)
-    most = max(streams for streams, _ in options.closed)
+    loads = [*options.closed, *options.first, *(pair for _, closed in options.workloads for pair in closed)]
+    most = max([streams for streams, _ in loads] + [clients for _, clients, _ in options.load_test])
     settings = (f"max_concurrent_requests={most}", f"max_seq_len={options.max_seq_len}", *options.set)
     plan = Plan(
         model="qwen3_omni:tiny" if options.tiny else "qwen3_omni",
@@ -321,8 +322,8 @@ def measured(
                 work = chosen["picture_url_to_speech"]
                 facts["first"] = first_requests(served, work, made.port, options.first, made.errors)
                 keep(facts)
-            for name in options.workloads:
-                run_workload(served, made, name, chosen[name], options.closed, facts["sections"])
+            for name, closed in options.workloads:
+                run_workload(served, made, name, chosen[name], closed or options.closed, facts["sections"])
                 keep({**facts, "metrics": made.figures.summary()})
             for name, clients, requests in options.load_test:
                 facts.setdefault("load_tests", {})[f"{name}_{clients}"] = load_test(
@@ -394,7 +395,13 @@ def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", nargs="+", default=["qwen3omni_single_gpu"], help="deployment files, in turn")
-    parser.add_argument("--workloads", nargs="+", default=["text_to_speech"], choices=[*workloads(is_tiny=True)])
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        default=["text_to_speech"],
+        metavar="NAME[@STREAMS:REQUESTS,…]",
+        help="by default --closed",
+    )
     parser.add_argument("--closed", type=pairs, default="1:8,8:3,16:2,32:2", help="STREAMS:REQUESTS of each stream")
     parser.add_argument("--beside", type=int, default=0, metavar="STREAMS", help="speech beside a long video prompt")
     parser.add_argument("--first", type=pairs, default="", help="STREAMS:REQUESTS of each, sent right after ready")
@@ -409,9 +416,18 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--commit", help="commit of the source, for a tree without history")
     parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     options = parser.parse_args()
+    options.workloads = [chosen_workload(parser, word) for word in options.workloads]
     if options.tiny:
         options.config, options.max_seq_len = options.config[:1], min(options.max_seq_len, 2048)
     return options
+
+
+def chosen_workload(parser: argparse.ArgumentParser, word: str) -> tuple[str, list[tuple[int, int]]]:
+    """Parse `text_to_speech@1:2,8:2` as a name and pairs, which are empty without `@`."""
+    name, _, loads = word.partition("@")
+    if name not in (known := workloads(is_tiny=True)):
+        parser.error(f"workload {name!r}: choose from {', '.join(known)}")
+    return name, pairs(loads)
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
