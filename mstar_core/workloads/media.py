@@ -88,7 +88,8 @@ def clip(frames: Sequence[Pixels], rate: int = 8) -> bytes:
     codec: Any = "libx264" if "libx264" in av.codecs_available else "mpeg4"  # browsers play H.264
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as out:
-        stream = out.add_stream(codec, rate=rate)
+        # See `video_files.QUALITY`: the tree differs from run to run.
+        stream = out.add_stream(codec, rate=rate, options={"x264-params": "mbtree=0"} if codec == "libx264" else {})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.bit_rate = 4_000_000
