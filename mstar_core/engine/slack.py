@@ -33,15 +33,22 @@ def no_listener() -> float:
     return math.inf
 
 
+def nothing_due() -> bool:
+    """Return that no first sound is awaited."""
+    return False
+
+
 @dataclass(slots=True)
 class Slack:
     """Seconds that yielding work may take of the device now.
 
-    least_s: seconds until the first listener's next piece of sound must be begun, infinite without listeners. costs: of
+    least_s: seconds until the first listener's next piece of sound must be begun, infinite without listeners.
+    is_first_due: returns whether the first sound of a request is awaited, whose ids are wanted one by one. costs: of
     the nodes that yield. is_holding: work was held since the worker cleared this.
     """
 
     least_s: Callable[[], float] = no_listener
+    is_first_due: Callable[[], bool] = nothing_due
     costs: list[StepCost] = field(default_factory=list)
     is_holding: bool = False
 

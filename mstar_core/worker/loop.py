@@ -102,6 +102,7 @@ class Worker:
         if self.first_sound_requests:
             first = self.steps.order = self.executor.first
             first.slack, first.most_requests = self.slack, self.first_sound_requests
+            self.slack.is_first_due = first.is_due
         if self.late is not None:
             self.late.slack = self.slack
             self.late.open_requests = self.executor.requests.__len__

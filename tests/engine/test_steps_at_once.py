@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.slack import Slack
 from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.fake_device import PAGE, FakeNode, alone
 from tests.engine.test_decode_graphs import SAMPLINGS
@@ -50,6 +51,21 @@ def test_steps_are_single_where_several_are_not_allowed(changes: dict[str, objec
     loop = node.decode(0, 20)
     node.run()
     assert set(steps_of(node)) == {1} and node.ids[loop] == alone([4, 5], 20)[1:]
+
+
+def test_steps_are_single_while_a_first_sound_is_awaited() -> None:
+    node, is_due = fake_node(), True
+    node.scheduler.yield_to(Slack(is_first_due=lambda: is_due))
+    node.open(0, 60)
+    node.prefill(0, [4, 5])
+    node.decode(0, 40)
+    for _ in range(8):
+        node.launch()
+        node.collect()
+    assert set(steps_of(node)) == {1}
+    is_due = False
+    node.run()
+    assert max(steps_of(node)) == 8
 
 
 @pytest.mark.parametrize(("is_read", "most"), [(True, 2), (False, 6)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -91,6 +92,18 @@ def test_captured_steps_are_replayed_by_their_host_values() -> None:
     assert follower.kinds.count("Capture") == 3
     for name in ("graph_hits", "graph_misses", "prefill_hits", "prefill_misses"):
         assert theirs[name] == counts[name], name
+
+
+def test_several_steps_of_one_plan_give_the_ids_of_one_rank() -> None:
+    """The requests end at different tokens of a plan, and every rank stops them there."""
+    wanted, ticks = generate(REQUESTS, **FEW), count()
+    changes: dict[str, Any] = {"graphs": CaptureSizes(decode=(2, 4), prefill=(16,)), **FEW}
+    with pair(lookahead=1, steps_at_once=8, clock=lambda: next(ticks) * 1e-6, **changes) as (engine, follower):
+        engine.capture()
+        assert generate(REQUESTS, engine=engine, lookahead=1) == wanted
+        launches = engine.counters()["graph_hits"], follower.kinds.count("Step")
+    assert launches[0] > 2 * launches[1]
+    assert follower.engines["LM"].counters()["graph_hits"] == launches[0]
 
 
 def test_adjusted_logits_give_the_ids_of_one_rank_before_and_after_the_capture_of_their_variant() -> None:

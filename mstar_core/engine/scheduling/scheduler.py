@@ -29,7 +29,7 @@ from mstar_core.engine.scheduling.requests import Requests
 from mstar_core.engine.scheduling.scheduled_passes import PassScheduler
 from mstar_core.engine.scheduling.sequence import Branch, KVRequest
 from mstar_core.engine.scheduling.step import KVStep, Launch
-from mstar_core.engine.slack import StepCost
+from mstar_core.engine.slack import Slack, StepCost
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.sampling import check_biased
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, JobKey
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.scheduling.step import Decoding, ScheduledPass
-    from mstar_core.engine.slack import Slack
     from mstar_core.engine.steps.device import Device, StepOutput
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
@@ -92,6 +91,7 @@ class Scheduler:
         self._committed = 0.0
         self._share = share
         self._cost = StepCost()
+        self._slack = Slack()
         self._planned = 0
         self._after_media = self._has_decoded = False
         self._memory = memory
@@ -280,6 +280,7 @@ class Scheduler:
 
     def yield_to(self, slack: Slack) -> None:
         """See NodeRunner."""
+        self._slack = slack
         slack.costs.append(self._cost)
         self._admission.yield_to(slack, self._cost)
 
@@ -417,10 +418,10 @@ class Scheduler:
     def _steps(self, decoding: Decoding, step: KVStep) -> int:
         """Return how many tokens of each sequence the next launch computes: several while captured steps are short.
 
-        The time of the host between two launches then counts once for all of them. Steps of images are timed one by
-        one, so theirs are single.
+        The time of the host between two launches then counts once for all of them. Beside images steps are timed one by
+        one, and first sounds count the iterations that are launched by steps, so both have single ones.
         """
-        if self._steps_at_once < 2 or step.timed is not None:
+        if self._steps_at_once < 2 or step.timed is not None or self._slack.is_first_due():
             return 1
         step_s = self._device.decode_step_s(len(decoding.keys))
         if not step_s:

@@ -56,9 +56,13 @@ class FirstSounds:
             for key in keys:
                 self.jobs.pop(key, None)
 
+    def is_due(self) -> bool:
+        """Return whether such jobs go first now: none do while too many requests are open."""
+        return bool(self.jobs) and self.requests() <= self.most_requests
+
     def keys(self, node: str) -> frozenset[JobKey]:
         """Return the jobs at a node, none while too many requests are open."""
-        if not self.jobs or self.requests() > self.most_requests:
+        if not self.is_due():
             return frozenset()
         return frozenset([key for key, (name, _) in self.jobs.items() if name == node])
 
@@ -68,7 +72,7 @@ class FirstSounds:
         It waits while another node makes a first piece of sound. A node that gives its items also waits if a step in
         flight ends the prompt or gives the last of them. Nothing waits if a stream would run dry.
         """
-        if not self.jobs or self.requests() > self.most_requests or self.slack.left_s() < self.playback.piece_s:
+        if not self.is_due() or self.slack.left_s() < self.playback.piece_s:
             return False
         now = self.playback.clock()
         for key, (name, entry) in self.jobs.items():
