@@ -321,6 +321,7 @@ def measured(
             if options.first:
                 work = chosen["picture_url_to_speech"]
                 facts["first"] = first_requests(served, work, made.port, options.first, made.errors)
+                facts["log"] = capture_lines(root)
                 keep(facts)
             for name, closed in options.workloads:
                 run_workload(served, made, name, chosen[name], closed or options.closed, facts["sections"])
@@ -344,6 +345,13 @@ def measured(
         made.errors["deployment"] += 1
         facts["error"] = str(error)[-3000:]
     return {"ready_s": None, "held": {}, **facts, "errors": dict(made.errors)}, made.figures
+
+
+def capture_lines(root: Path) -> list[str]:
+    """Return the lines of the workers' logs about kernels and captures, of the start and of the first requests."""
+    from bench.gpu_ready import log_lines  # it imports this module
+
+    return [line[:200] for line in log_lines(root)]
 
 
 def load_test(options: argparse.Namespace, served: Served, name: str, clients: int, requests: int) -> dict[str, Any]:

@@ -260,10 +260,10 @@ async def part_of_base64(field: str, text: str, expected: str) -> MediaPart:
 
 async def data_of_url(field: str, url: str) -> tuple[str, bytes]:
     """Return content type and data of a `data:` URL (RFC 2397). Raises RequestError."""
-    head, comma, body = url[5:].partition(",")
-    if not comma:
+    comma = url.find(",", 5)
+    if comma < 0:
         raise RequestError("the data: URL has no comma", field=field)
-    words = [word.strip().lower() for word in head.split(";")]
+    words, body = [word.strip().lower() for word in url[5:comma].split(";")], url[comma + 1 :]  # one copy of megabytes
     if words[-1] == "base64":
         return words[0], await decoded(field, urllib.parse.unquote(body) if "%" in body else body)
     return words[0], urllib.parse.unquote_to_bytes(body)
