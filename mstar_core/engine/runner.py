@@ -136,6 +136,9 @@ class NodeRunner(ABC):
     def capture(self) -> None:
         """Capture the steps that are captured before the first request. Raises StartError if memory is short."""
 
+    def capture_usual(self) -> None:
+        """Capture what prompts of single requests use, of the steps that the warm-up has met."""
+
     def queue_captures(self) -> None:
         """Queue the steps that `capture` captures: `idle` captures them while the node serves, the fullest first."""
 

@@ -122,8 +122,6 @@ class Worker:
     def run(self) -> None:
         """Run until the supervisor requests the end or is lost."""
         self.quiet_since = time.monotonic()
-        if self.late is None or not (self.late.pieces or self.late.requests):
-            self.quiet_since -= QUIET_S  # captures that a first start left begin before the first request
         while self.life.stop_reason is None:
             self.turn()
         self.executor.adapters.close()

@@ -149,14 +149,24 @@ def test_counters_are_empty_without_graphs() -> None:
     assert make_engine().counters() == {} and not make_engine().idle()
 
 
-def test_what_single_requests_use_is_captured_first_behind_the_largest() -> None:
+def test_what_single_requests_use_is_captured_before_the_others() -> None:
     spec = replace(LM, hints=EngineHints(capture_prompts=(64, *USUAL_PROMPTS, 256, 2048)))
     engine = make_engine(spec=spec, graphs=BUCKETS, token_budget=2048, num_pages=600, max_seq_len=256)
+    engine.capture_usual()
     driver = Driver(engine)
     driver.open(1, max_tokens=200)
     driver.submit(1, inputs={"embeds": torch.randn(9, WIDTH)}, outputs=("token",))
     driver.run()
     graphs = engine._runner.graphs
     assert graphs is not None and not driver.failed
-    prompts = [each.size[0] for each in graphs.cache.queue if graphs.passes.is_prompt(each.buckets)]
-    assert prompts == [2048, *sorted(USUAL_PROMPTS, reverse=True), 256, 64]
+
+    def waiting() -> list[int]:
+        return [each.size[0] for each in graphs.cache.queue if graphs.passes.is_prompt(each.buckets)]
+
+    assert waiting() == sorted((64, *USUAL_PROMPTS, 256, 2048), reverse=True)
+    engine.capture_usual()
+    assert waiting() == [2048, 256, 64]
+    captured = [
+        size[0] for kind, sizes in graphs.passes.kinds.items() if kind.family is StepFamily.PROMPT for size in sizes
+    ]
+    assert captured == sorted(USUAL_PROMPTS)

@@ -90,6 +90,14 @@ class NodeGraphs:
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
 
+    def capture_usual(self) -> None:
+        """Capture the queued buckets that prompts of single requests use, before the first one."""
+        usual = [each for each in self.cache.queue if self.passes.is_usual(each.buckets, each.size)]
+        self.cache.queue = usual + [each for each in self.cache.queue if each not in usual]
+        with torch.inference_mode():
+            for _ in usual:
+                self.cache.capture_next()
+
     def queue(self, sizes: CaptureSizes) -> None:
         """Queue the captures of a node that serves already: those of decode steps first, the largest of them foremost.
 

@@ -46,8 +46,8 @@ MOST_PADDING: Final = 2048
 MOST_SHORT: Final = 128
 """Buckets of prompts up to this size take any fewer tokens: weights, not tokens, decide their time."""
 
-USUAL_PROMPTS: Final = (MOST_SHORT, 768, 1024)
-"""Buckets that the prompts of single requests use: a short text, and an image of 768 or 1024 pixels a side."""
+USUAL_PROMPTS: Final = (MOST_SHORT, 768)
+"""Buckets that prompts of single requests use: a short text, and an image of 768 pixels a side. Captured first."""
 
 PROMPT_ITEMS: Final = (1, 2, 4, 8, 16, 32)
 """Batch items of the buckets of prompts with a fixed number of tokens each."""
@@ -380,24 +380,17 @@ class CapturedPasses:
             self._cache.buckets(
                 build,
                 lambda size: _title(kind, size),
-                lambda size: (family.value, size[1], size[2]) if is_loop else (family.value, *self._turn(entry, size)),
+                lambda size: (family.value, size[1], size[2]) if is_loop else (family.value, -size[0]),
                 kind,
             ),
         )
         self._kinds[kind] = entry
         return entry
 
-    def _turn(self, entry: _Kind, size: Size) -> Size:
-        """Return the order of a bucket of packed passes: larger ones first, whose memory the others then fit.
-
-        Of prompts with any inputs, the largest of the first kind is followed by what single requests of all kinds use.
-        """
-        if entry.kind.family is not StepFamily.PROMPT:
-            return (-size[0],)
-        first = next(iter(self._of(StepFamily.PROMPT)))
-        is_largest = entry is first and size == max(self._sizes(entry.kind))
-        is_usual = size[1] == min(PROMPT_ITEMS) if entry.kind.item_tokens else size[0] in USUAL_PROMPTS
-        return 0 if is_largest else 1 if is_usual else 2, -size[0]
+    def is_usual(self, buckets: object, size: Size) -> bool:
+        """Return whether a bucket is one of those that prompts of single requests use."""
+        entry = next((entry for entry in self._of(StepFamily.PROMPT) if entry.buckets is buckets), None)
+        return entry is not None and not entry.kind.item_tokens and size[0] in USUAL_PROMPTS
 
     def _sizes_for_shared(self, kind: StepKind) -> Size | None:
         """Return the size of the inputs that all buckets of a kind share, None if each has its own."""

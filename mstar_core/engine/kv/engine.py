@@ -129,6 +129,10 @@ class KVCacheEngine(NodeRunner):
         """Capture the steps of the settings. Raises StartError if memory is short for all sizes of a kind."""
         self._runner.capture()
 
+    def capture_usual(self) -> None:
+        """See NodeRunner."""
+        self._runner.capture_usual()
+
     def queue_captures(self) -> None:
         """See NodeRunner."""
         self._runner.queue_captures()

@@ -190,6 +190,11 @@ class ModelRunner:
         if self.graphs is not None:
             self.graphs.capture(self._settings.graphs)
 
+    def capture_usual(self) -> None:
+        """See NodeRunner."""
+        if self.graphs is not None:
+            self.graphs.capture_usual()
+
     def queue_captures(self) -> None:
         """Queue the steps that `capture` captures, for `idle`."""
         if self.graphs is not None:

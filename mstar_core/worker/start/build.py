@@ -285,6 +285,9 @@ def _warm_up(
             warm_prefill(node.runner, node.spec)
     warm_up_nodes([(node.runner, node.module) for node in nodes], life)
     walks(lambda sample: life.phase("warm", detail=f"sample {sample}"), logging.WARNING)
+    for node in alone:
+        life.phase("capture", detail=f"{node.spec.name}: prompts of single requests")
+        node.runner.capture_usual()
     if spec.warm == "full":
         capture_planned({node.spec.name: node.runner for node in nodes}, life)
 
