@@ -106,6 +106,11 @@ class StepCost:
             work = self.pending.popleft()
             self.add(work.begin.seconds_until(end), work.units, work.steps)
 
+    def settled_s(self) -> float:
+        """Return the time of a step without units, by all that the device has finished; 0.0 has none."""
+        self.settle()
+        return self.base_s
+
     def in_flight_s(self) -> float:
         """Return the expected time of yielding work that the device has not finished."""
         self.settle()

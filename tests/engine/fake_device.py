@@ -25,7 +25,7 @@ from mstar_core.engine.scheduling.inputs import InputProcessor
 from mstar_core.engine.scheduling.scheduler import Scheduler
 from mstar_core.engine.scheduling.step import KVStep
 from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, PassOutput, StepLimits, StepOutput
-from mstar_core.engine.steps.plan import DecodePlan, PassPlan, StepPlan
+from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan, PassPlan, StepPlan
 from mstar_core.engine.steps.updates import (
     LoopValuesSet,
     PagesArrived,
@@ -115,7 +115,7 @@ class FakeDevice:
                 case PenaltiesRestored():
                     pass
 
-    def decode_step_s(self, count: int) -> float:
+    def decode_step_s(self, batch: DecodeBatch) -> float:
         return self.step_s
 
     def attached_rows(self, port: str, pages: Sequence[int], first: int, count: int) -> Tensor:

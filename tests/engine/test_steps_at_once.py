@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
@@ -169,14 +169,21 @@ class Ticks:
         return next(self._now) * 1e-6
 
 
-def driver_of(steps_at_once: int, graphs: tuple[int, ...]) -> Driver:
-    """An engine whose steps have been measured."""
+def driver_of(steps_at_once: int, graphs: tuple[int, ...], sampling: SamplingParams = SAMPLINGS[0]) -> Driver:
+    """An engine whose steps for this sampling have been captured and measured."""
     engine = make_engine(graphs=graphs, lookahead=1, steps_at_once=steps_at_once, clock=Ticks(), max_seq_len=192)
     driver = Driver(engine, lookahead=1)
-    driver.open(99)
-    driver.prefill(99, prompt(1, 4))
-    driver.decode(99, 20)
-    driver.run()
+    for _ in range(2):
+        handles = range(90, 90 + max(graphs, default=1))
+        for handle in handles:
+            driver.open(handle, sampling)
+            driver.prefill(handle, prompt(1, 4))
+            driver.decode(handle, 20)
+        driver.run()
+        for handle in handles:
+            engine.close(Handle(handle))
+        while engine.idle():
+            pass
     driver.results.clear()
     return driver
 
@@ -204,20 +211,26 @@ def test_draws_and_penalties_of_a_model_are_those_of_single_steps(graphs: tuple[
     assert len(several) < len(single) / 2, "most steps share a launch"
 
 
-def test_a_loop_that_ends_by_length_within_a_launch_marks_no_id_behind_it() -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(temperature=0.9, repetition_penalty=1.8), SamplingParams(temperature=0.9, frequency_penalty=1.5)],
+    ids=["seen ids", "counted ids"],
+)
+def test_a_loop_that_ends_by_length_within_a_launch_marks_no_id_behind_it(sampling: SamplingParams) -> None:
     """Penalties of the loop that follows count the ids that the first one has given, and no more."""
-    found = []
+    found, counts = list[list[list[int]]](), list[int]()
     for steps in (1, 8):
-        driver = driver_of(steps, (4,))
+        driver = driver_of(steps, (4,), replace(sampling, seed=7))
         for handle, most in enumerate((90, 90, 150)):
-            sampling = SamplingParams(temperature=0.9, seed=handle, repetition_penalty=1.8, frequency_penalty=0.9)
-            driver.open(handle, sampling, most)
+            driver.open(handle, replace(sampling, seed=handle), most)
             driver.prefill(handle, prompt(handle, 4))
         long = driver.decode(2, 120)
         keys = [[driver.decode(handle, 13 + handle), driver.decode(handle, 30)] for handle in range(2)]
         driver.run()
         found.append([driver.ids[key] for key in (long, *keys[0], *keys[1])])
+        counts.append(len(driver.results))
     assert found[0] == found[1]
+    assert counts[1] < counts[0] / 2
 
 
 def test_a_batch_with_a_loop_that_emits_a_port_has_single_steps() -> None:

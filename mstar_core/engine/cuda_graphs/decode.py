@@ -295,21 +295,15 @@ class DecodeSteps:
             self.variants[plan.variant].request(next(size for size in self.buckets.sizes if size[0] >= len(plan)))
         return self._bucket(plan) is not None
 
-    def step_s(self, count: int) -> float:
+    def step_s(self, batch: DecodeBatch) -> float:
         """See `Device.decode_step_s`."""
         largest = self.buckets.largest
         if largest is None:
             return 0.0
-        whole, rest = divmod(count, largest[0])
-        times = [self._time_of(largest[0]) * whole] if whole else []
-        times += [self._time_of(rest)] if rest else []
-        return sum(times) if all(times) else 0.0
-
-    def _time_of(self, count: int) -> float:
-        step = self.buckets.smallest(count)
-        assert step is not None, "the largest bucket holds as many"
-        step.cost.settle()
-        return step.cost.base_s
+        whole, rest = divmod(len(batch.slots), largest[0])
+        steps = [self.variants[batch.adjusts, False].smallest(count) for count in (*largest * whole, rest) if count]
+        times = [step.cost.settled_s() for step in steps if step is not None]
+        return sum(times) if len(times) == len(steps) and all(times) else 0.0
 
     def _replay(self, step: DecodeStep) -> dict[str, Tensor]:
         """Run a step, and measure its time now and then: that of the device, without the host's work before it."""

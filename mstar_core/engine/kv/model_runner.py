@@ -240,9 +240,9 @@ class ModelRunner:
         """See Device."""
         return self.graphs.passes.limits if self.graphs is not None else StepLimits()
 
-    def decode_step_s(self, count: int) -> float:
+    def decode_step_s(self, batch: DecodeBatch) -> float:
         """See Device."""
-        return self.graphs.decode.step_s(count) if self.graphs is not None and self.graphs.decode is not None else 0.0
+        return self.graphs.decode.step_s(batch) if self.graphs is not None and self.graphs.decode is not None else 0.0
 
     def launch(self, plan: StepPlan) -> StepOutput:
         """See Device. Raises GroupEnded if a published plan fails."""

@@ -101,7 +101,9 @@ class KnownIds:
         """
         loop, values = branch.loop_state, self._memory.loop
         assert job.loop is not None
-        if self._memory.slots.sampling[branch.slot].logprobs is not None and job.loop.known:
+        if not job.loop.known:
+            return
+        if self._memory.slots.sampling[branch.slot].logprobs is not None:
             self._check(np.array(job.loop.known[:: self._width]))
             return  # the decode batch takes them one by one, with their log-probabilities
         if values is not None and not set(job.loop.emit) <= self._shapes.keys():

@@ -423,7 +423,7 @@ class Scheduler:
         """
         if self._steps_at_once < 2 or step.timed is not None or self._slack.is_first_due():
             return 1
-        step_s = self._device.decode_step_s(len(decoding.keys))
+        step_s = self._device.decode_step_s(decoding.batch)
         if not step_s:
             return 1
         most_s = AT_ONCE_S[0 if decoding.is_read else 1]

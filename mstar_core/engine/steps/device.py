@@ -11,7 +11,7 @@ from mstar_core.engine.transfers import HostCopy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.steps.plan import StepPlan
+    from mstar_core.engine.steps.plan import DecodeBatch, StepPlan
     from mstar_core.engine.steps.updates import Update
     from mstar_core.errors import MstarError
 
@@ -29,8 +29,8 @@ class Device(Protocol):
     def limits(self) -> StepLimits:
         """Limits of the captured steps at present."""
 
-    def decode_step_s(self, count: int) -> float:
-        """Return the device seconds of a captured decode step of so many sequences; 0.0 if none was measured."""
+    def decode_step_s(self, batch: DecodeBatch) -> float:
+        """Return the device seconds of a captured decode step of a batch without masks; 0.0 if none was measured."""
 
     def launch(self, plan: StepPlan) -> StepOutput:
         """Launch a step. Sequences that fail are reported in the output."""
