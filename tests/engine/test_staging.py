@@ -100,3 +100,25 @@ def test_a_buffer_is_used_again_only_when_its_copy_is_over() -> None:
     turns.use(used.append)
     assert used[-1] == 1 and marks[1].waited and not marks[2].waited, "the oldest is waited for, and no other"
     assert len(set(used)) == MOST
+
+
+def test_copies_that_follow_each_other_share_the_event_of_the_last_one() -> None:
+    marks: list[Mark] = []
+    numbers = iter(range(1, 100))
+
+    def mark() -> Mark:
+        marks.append(Mark())
+        return marks[-1]
+
+    turns, used = BufferRing(0, lambda: next(numbers), mark, MOST), list[int]()
+    for _ in range(2):
+        turns.use(used.append, more=True)
+    assert not marks
+    turns.use(used.append)
+    assert len(marks) == 1 and used == [0, 1, 2]
+    for _ in range(MOST):
+        turns.use(used.append, more=True)
+    assert marks[0].waited, "all buffers are on their way, so the oldest copies are waited for"
+    marks[0].is_past = True
+    turns.use(used.append, more=True)
+    assert len(marks) == 2 and marks[1].waited, "copies without an event get one before they are waited for"

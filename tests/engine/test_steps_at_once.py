@@ -5,11 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from mstar_core.engine.attention.flashinfer import FlashInferDecode
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.slack import Slack
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.fake_device import PAGE, FakeNode, alone
 from tests.engine.test_decode_graphs import SAMPLINGS
@@ -231,6 +237,29 @@ def test_a_loop_that_ends_by_length_within_a_launch_marks_no_id_behind_it(sampli
         counts.append(len(driver.results))
     assert found[0] == found[1]
     assert counts[1] < counts[0] / 2
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_places_that_follow_are_those_that_the_page_tables_give(rows: int) -> None:
+    """The decode attention of FlashInfer derives them until a sequence begins a page. Padding stays where it is."""
+    chance = np.random.default_rng(rows)
+    tables = chance.permutation(rows * 8).astype(np.int32).reshape(rows, 8)
+    lengths, slots = chance.integers(0, 90, rows), np.arange(rows)
+    pool = torch.zeros(rows * 8 + 1, 2, 16, 1, 1)
+    attention: Any = SimpleNamespace(pools=[pool], page_size=16)
+    shape = AttentionShape(sequences=5, tokens=1, pages=8, causal=True)
+    made, fresh = FlashInferDecode(attention, shape), FlashInferDecode(attention, shape)
+    made.values(AttentionMetadata.of(slots, lengths, tables))
+    anew = 0
+    for step in range(1, 30):
+        metadata = AttentionMetadata.of(slots, lengths + step, tables)
+        wanted, found = fresh.values(metadata), made.following()
+        if found is None:
+            anew += 1
+            found = made.values(metadata)
+            assert ((lengths + step) % 16 == 0).any()
+        assert all(np.array_equal(found[name], wanted[name]) for name in ("places", "last"))
+    assert anew == len({step for step in range(1, 30) for length in lengths if (length + step) % 16 == 0})
 
 
 def test_a_batch_with_a_loop_that_emits_a_port_has_single_steps() -> None:
