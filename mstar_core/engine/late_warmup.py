@@ -25,8 +25,12 @@ log = logging.getLogger(__name__)
 REST: Final = 3.0
 """Seconds of service after each second of warm-up between steps."""
 
+MANY: Final = 2
+
 MISSES_ALONE: Final = 8
-"""Misses of a node after which a capture may delay the only open request. The prompt of one misses fewer times."""
+"""Misses of a node after which a capture may delay the only open request, or the next one of a single client. The
+prompt of one misses fewer times.
+"""
 
 
 def serves_first(incarnation: int) -> bool:
@@ -45,8 +49,8 @@ class LateWarmup:
     pieces: done in order as soon as possible, because they make steps fast. requests: synthetic requests; they would
     take the results of other requests, so they run without open ones. Afterwards each runner whose steps run uncaptured
     captures one graph after the other, those that were missed first, in the time that listeners leave (slack).
-    open_requests: returns their number. While there is one, captures for its prompt wait for its end: it would not use
-    them any more.
+    open_requests: returns their number. Captures for the prompt of a single client wait for a quiet time, or for the
+    misses of several requests: the request itself would not use them any more.
     """
 
     pieces: deque[Callable[[], object]] = field(default_factory=deque)
@@ -54,7 +58,7 @@ class LateWarmup:
     runners: Mapping[str, NodeRunner] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     slack: Slack = field(default_factory=Slack)
-    open_requests: Callable[[], int] = int
+    open_requests: Callable[[], int] = lambda: MANY
     _next: float = 0.0
     _misses: dict[str, int] = field(default_factory=dict)
 
@@ -87,7 +91,7 @@ class LateWarmup:
 
     def _missing(self) -> str | None:
         """Return a runner whose steps ran uncaptured since its last piece, and whose next capture no listener hears."""
-        patience = MISSES_ALONE if self.open_requests() == 1 else 0
+        patience = MISSES_ALONE if self.open_requests() < 2 else 0
         for name, runner in self.runners.items():
             counts = runner.graph_counts
             misses = _misses(counts)
