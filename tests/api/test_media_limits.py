@@ -110,6 +110,22 @@ def test_images_come_upright_in_rgb() -> None:
     assert read_image(two.getvalue(), MediaLimits()).getpixel((0, 0)) == (0, 0, 0)  # only the first frame
 
 
+@pytest.mark.parametrize("form", ["JPEG", "WEBP", "TIFF", "PNG"])
+def test_an_image_is_rotated_by_its_tag_and_can_be_used_once_its_file_is_closed(form: str) -> None:
+    from PIL import Image, ImageOps
+
+    file, pixels = io.BytesIO(), np.random.default_rng(1).integers(0, 256, (4, 8, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[274] = 6
+    image.save(file, form, exif=exif)
+    with Image.open(io.BytesIO(file.getvalue())) as stored:
+        expected = ImageOps.exif_transpose(stored).convert("RGB")
+    actual = read_image(file.getvalue(), MediaLimits())
+    assert actual.size == (4, 8) and np.array_equal(np.asarray(actual), np.asarray(expected))
+    assert np.array_equal(np.dstack([np.asarray(band) for band in actual.split()]), np.asarray(expected))
+
+
 @pytest.mark.parametrize("form", ["JPEG", "WEBP", "BMP", "TIFF", "GIF", "PNG"])
 def test_every_kind_of_image_is_read(form: str) -> None:
     check_media([part("image", media.image(9, 7, form))], MediaLimits())

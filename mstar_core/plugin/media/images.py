@@ -34,14 +34,15 @@ def read_image(data: bytes, limits: MediaLimits) -> Image.Image:
     with _opened(data, limits) as image:
         try:
             image.load()
-            upright: Image.Image = ImageOps.exif_transpose(image)
+            ImageOps.exif_transpose(image, in_place=True)
+            upright: Image.Image = image
             if upright.mode.startswith("I;16"):
                 upright = upright.point(lambda value: value / 256).convert("L")  # conversion alone cuts them off at 255
             if upright.has_transparency_data:
                 solid = upright.convert("RGBA")
                 white = Image.new("RGBA", solid.size, "white")
                 return Image.alpha_composite(white, solid).convert("RGB")
-            return upright.convert("RGB")
+            return upright if upright.mode == "RGB" else upright.convert("RGB")  # a conversion copies
         except Exception as error:  # a damaged file fails in any way
             raise undecodable("image", error) from error
 
