@@ -462,7 +462,7 @@ def _kv_runner(
         image_share=spec.image_share,
         attention=attention_of(spec, device, node.kv),
         lookahead=lookahead_on(device),
-        steps_at_once=spec.steps_at_once,
+        steps_at_once=spec.steps_at_once if lookahead_on(device) else 1,
         loop=resident_loops(model).get(node.name),
         graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
         prefix_cache=spec.kv_cache.prefix_cache,
