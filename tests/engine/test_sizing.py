@@ -185,3 +185,9 @@ def test_decode_buckets_cover_every_number_of_slots(slots: int) -> None:
     every = sorted(sizes.decode + sizes.decode_later)
     assert all(after <= 2 * before for before, after in itertools.pairwise(every))
     assert sizes_for(64).decode == (1, 8, 32, 64) and sizes_for(64).decode_later == (2, 4, 16, 24, 48)
+
+
+def test_the_largest_bucket_of_prompts_is_captured_first() -> None:
+    """Steps hold no more tokens than the largest captured bucket: 32 images waited for each other in steps of one."""
+    sizes = sizes_for(64)
+    assert max(sizes.prefill) > max(sizes.prefill_later) and not set(sizes.prefill) & set(sizes.prefill_later)

@@ -34,8 +34,10 @@ WARM_UPS: Final = 2
 """Uncaptured runs of a step before its capture."""
 
 DECODE_FIRST: Final = (1, 8, 32)
-PREFILL_FIRST: Final = (128, 512)
-PREFILL_LATER: Final = (64, 256, 384, 768, 1024, 1536, 2048)
+PREFILL_FIRST: Final = (128, 512, 2048)
+"""The largest is among them, because steps hold no more tokens than the largest captured bucket."""
+
+PREFILL_LATER: Final = (64, 256, 384, 768, 1024, 1536)
 
 Size = tuple[int, ...]
 """Size of a bucket, such as (sequences,) or (packed tokens, sequences)."""
