@@ -12,7 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "numpy", "textual", "sanic", "flashinfer", "openai", "pydantic")
 PLUGIN_MODULES = sorted(path.name for path in ROOT.glob("plugins/*/src/mstar_*") if (path / "plugin.py").is_file())
-LIGHT = ("mstar_core.errors", "mstar_core.graph", "mstar_core.plugin", "mstar_core.value_spec", "mstar_core.version")
+LIGHT = (
+    "mstar_core.errors",
+    "mstar_core.families",
+    "mstar_core.graph",
+    "mstar_core.plugin",
+    "mstar_core.value_spec",
+    "mstar_core.version",
+)
 
 
 @pytest.mark.parametrize(
