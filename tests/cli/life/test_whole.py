@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import wave
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -252,18 +255,29 @@ def test_logs_and_events_are_searched(here: Cli) -> None:
     assert here("events", "--since", "0.001s").out == ""
 
 
+def put_lines(output: IO[str], lines: queue.SimpleQueue[str]) -> None:
+    """Put each line of a process into a queue, until its output ends or is closed."""
+    with contextlib.suppress(ValueError):
+        for line in output:
+            lines.put(line)
+
+
 def test_a_killed_worker_is_named_everywhere_and_comes_back(here: Cli, deployed: Path) -> None:
     pid = int(admin().snapshot()["children"]["worker-0"]["pid"])
     with mstarctl(deployed, "ps", "-w", "-o", "json") as watching:
         assert watching.stdout is not None
+        lines, seen = queue.SimpleQueue[str](), list[dict[str, Any]]()
+        threading.Thread(target=put_lines, args=(watching.stdout, lines), daemon=True).start()
         try:
-            assert json.loads(watching.stdout.readline())["state"] == "ready"
+            assert json.loads(lines.get(timeout=WAIT_S))["state"] == "ready"
             os.kill(pid, signal.SIGKILL)
-            worse = json.loads(watching.stdout.readline())
-            while not worse["cause"]:  # other figures may change first
-                worse = json.loads(watching.stdout.readline())
+            while not (seen and seen[-1]["cause"]):  # other figures may change first
+                seen.append(json.loads(lines.get(timeout=WAIT_S)))
+        except queue.Empty:
+            pytest.fail(f"no further line of the watch: {seen}; now {here('ps', '-o', 'json').out}")
         finally:
             watching.kill()
+    worse = seen[-1]
     assert worse["kind"] == "deployment"
     # Between two looks it may have come back, so its state is read from the events.
     until(lambda: "deployment.degraded" in here("events", "--type", "deployment.degraded").out, "its degraded state")
