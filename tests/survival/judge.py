@@ -55,10 +55,17 @@ class Judge:
         answer = await self._ask(name)
         # The last one may fall a moment after the answer, if its message ended the request.
         await asyncio.to_thread(until, lambda: self.deployment.strikes.left == 0, "the strike", STRIKE_S)
+        # A quick request may end before the supervisor notices the death, and then every process seems ready.
+        victims = {strike.victim for strike in strikes} - {""}
+        await asyncio.to_thread(until, lambda: self._died(known).keys() >= victims, f"the death of {victims}", STRIKE_S)
         await asyncio.to_thread(self.settle)
-        died = {event["child"]: event["cause"] for event in self.deployment.events()[known:] if event["type"] == DIED}
+        died = self._died(known)
         assert died.keys() <= self._mortal(strikes), died
         return answer
+
+    def _died(self, known: int) -> dict[str, Any]:
+        """Return the causes of the children that have died since the first `known` events."""
+        return {event["child"]: event["cause"] for event in self.deployment.events()[known:] if event["type"] == DIED}
 
     async def flaws(self, name: str, *strikes: Strike) -> list[str]:
         """Return the differences between the answer with strikes and the undisturbed one."""

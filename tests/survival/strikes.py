@@ -183,12 +183,14 @@ def install() -> None:
     folder = Path(os.environ["MSTAR_RUNTIME_DIR"]) / FOLDER
     if not folder.is_dir():
         return
-    original, children = Courier.send, dict[int, _Child]()
+    original, children = Courier.send, dict[tuple[int, str], _Child]()
 
     def send(self: Courier, name: str, message: Message) -> bool:
-        child = children.get(id(self))
+        # The name too: that of a standby's courier, which is gone, may be at the address of its successor's.
+        key = id(self), self._encode.__self__.sender  # type: ignore[attr-defined]
+        child = children.get(key)
         if child is None:
-            child = children[id(self)] = _Child(folder, self._encode.__self__.sender)  # type: ignore[attr-defined]
+            child = children[key] = _Child(folder, key[1])
         child.note(message)
         found = child.next()
         if found is None or not child.meets(found[1], message):
