@@ -26,6 +26,7 @@ REST: Final = 3.0
 """Seconds of service after each second of warm-up between steps."""
 
 MANY: Final = 2
+"""Open requests that a capture may delay."""
 
 MISSES_ALONE: Final = 8
 """Misses of a node after which a capture may delay the only open request, or the next one of a single client. The

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 TINY: Final = 1e-9
 """Added to the divisor of SnakeBeta."""
 
+PRECISION: Final = "tf32x3"
+"""Of float32 GEMMs: three products of TF32, which have the error of float32."""
+
 OUTPUT_BLOCK: Final = 64
 FEW_STEPS: Final = 2048
 """Steps of all windows below which a GEMM uses smaller tiles, to fill the device."""
@@ -115,13 +118,12 @@ def convolve(
     *,
     keeps_wide: bool = False,
     has_past: bool = False,
-    precision: str = "tf32x3",
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the result and its SnakeBeta, [B, made, columns] each. If it is not kept, the first is the second.
 
     x: [B, taken, inner]. has_past: the first `reach` steps of x are earlier inputs, in place of zeros before them.
-    residual: [B, made, columns]. precision: of float32 GEMMs: `tf32x3` has the error of float32, `tf32` ten bits.
+    residual: [B, made, columns].
     into: memory for the second result, whose windows may lie apart.
     """
     from mstar_core.layers.kernels import snake_conv as kernels  # needs triton, which comes with CUDA
@@ -154,7 +156,7 @@ def convolve(
         taps=taps,
         has_residual=residual is not None,
         keeps_wide=keeps_wide,
-        precision=precision,
+        precision=PRECISION,
         **cut,
     )
     return wide, bent

@@ -15,9 +15,10 @@ from mstar_core.conformance.fake_api import SampleRequest, SentRequest
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.engine.base import Handle, Job, JobKey
+from mstar_core.engine.kv.model_runner import ModelRunner
 from mstar_core.engine.slack import HOLD_LIMIT_S, MARGIN_S, Slack, StepCost
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.engine.steps.device import StepOutput
+from mstar_core.engine.steps.device import StepLimits, StepOutput
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.flow import Playing
@@ -73,7 +74,13 @@ class Load:
 
 
 def run(
-    folder: Path, *, yields: bool, each: int = 2, outputs: tuple[str, ...] = ("text", "audio"), ranks: int = 1
+    folder: Path,
+    *,
+    yields: bool,
+    each: int = 2,
+    outputs: tuple[str, ...] = ("text", "audio"),
+    ranks: int = 1,
+    spread_s: float = 2.0,
 ) -> Load:
     device, chance = Device(), random.Random(5)
     settings = RuntimeSettings(
@@ -81,7 +88,7 @@ def run(
     )
     runtime = LocalRuntime(SPEC, folder, settings, built=build(device), processor=Processor(), ranks=ranks)
     runtime.clock.tick, device.clock = 0.0, runtime.clock  # a report, due by real time, reads the clock
-    clients = [Client(runtime.clock.now + 2 * chance.random(), each) for _ in range(CLIENTS)]
+    clients = [Client(runtime.clock.now + spread_s * chance.random(), each) for _ in range(CLIENTS)]
     load = Load(runtime, device, clients)
     for _ in range(MOST_TURNS):
         waiting = [client for client in clients if client.left or client.call is not None]
@@ -112,6 +119,18 @@ def test_32_clients_with_images_hear_no_gaps(tmp_path: Path) -> None:
     assert after.runtime.clock.now <= 1.1 * before.runtime.clock.now, "the throughput stays"
     worker = after.runtime.workers[0]
     assert not worker.executor.playback.heard and worker.slack.in_flight_s == pytest.approx(0.0)
+
+
+def test_images_that_come_at_once_wait_for_each_other_in_small_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step holds no more tokens than the largest captured bucket of prompts, here one image or three."""
+    waits = []
+    for tokens in (512, 2048):
+        limits = StepLimits(prompt_tokens=tokens, prompts=tokens // 64)
+        monkeypatch.setattr(ModelRunner, "limits", limits)
+        waits.append(run(tmp_path, yields=True, spread_s=0.0).first_sound[CLIENTS])
+    assert waits[1] < 0.7 * waits[0], waits
 
 
 def test_loads_without_sound_run_the_same_steps_at_the_same_times(tmp_path: Path) -> None:

@@ -20,13 +20,11 @@ class FusedDecoder:
     """Decoder on its CUDA device. Copies the weights when created.
 
     dtype: of weights and of activations between kernels; float16 keeps eight times the precision of bfloat16 at its
-    speed, and values beyond its range saturate. precision: of float32 GEMMs: `tf32x3` has the error of float32, `tf32`
-    ten bits.
+    speed, and values beyond its range saturate.
     """
 
-    def __init__(self, layers: nn.ModuleList, dtype: torch.dtype, *, precision: str = "tf32x3") -> None:
+    def __init__(self, layers: nn.ModuleList, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._precision = precision
         parts: list[Any] = list(layers)
         entry, *blocks, last, out = parts
         assert all(isinstance(block, DecoderBlock) for block in blocks)
@@ -39,15 +37,15 @@ class FusedDecoder:
 
     def decode(self, x: Tensor, *, is_pcm: bool) -> Tensor:
         """Decode [B, steps, width]: samples [B, S] in [-1, 1], float32, or int16 as PCM."""
-        most, precision = torch.finfo(self._dtype).max, self._precision
-        bent = convolve(self._entry, x.clamp(-most, most).to(self._dtype).contiguous(), precision=precision)[1]
+        most = torch.finfo(self._dtype).max
+        bent = convolve(self._entry, x.clamp(-most, most).to(self._dtype).contiguous())[1]
         for up, units in self._blocks:
-            wide, bent = convolve(up, bent, keeps_wide=True, precision=precision)
+            wide, bent = convolve(up, bent, keeps_wide=True)
             rate = up.weight.shape[1] // units[0][0].weight.shape[2]
             wide, bent = (part.view(len(x), part.shape[1] * rate, -1) for part in (wide, bent))
             for index, (first, second) in enumerate(units):
-                inner = convolve(first, bent, precision=precision)[1]
-                wide, bent = convolve(second, inner, wide, keeps_wide=index + 1 < len(units), precision=precision)
+                inner = convolve(first, bent)[1]
+                wide, bent = convolve(second, inner, wide, keeps_wide=index + 1 < len(units))
         return samples_of(self._out, bent, is_pcm=is_pcm)
 
 
