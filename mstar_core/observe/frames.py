@@ -36,12 +36,13 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     start-up phase, with `done` of `total`; of a wake in bytes. running, waiting: requests; slots, queue_limit: their
     limits. ttft, ttfa, latency (of whole requests): of the last minute. audio_x: seconds of audio generated per second.
     cause: record of the failure that the deployment suffers from, none once it is ready again or was stopped. cordoned:
-    ranks whose replicas get no new requests. last_failure: the last one, also after it is over: name, message, detail,
-    time (seconds since the epoch) and log. hosts: number of hosts, 0 for the supervisor's alone. sessions: those of
-    clients that have not ended. realtime_sessions: open, or waiting for their client; realtime_interrupts: of their
-    answers by speech since the api started. pages_leased: cached pages under the leases of sessions. asleep: nodes that
-    sleep; sleep_level: 1 or 2, 0 if none does. given_back_bytes: of the devices of all ranks. wakes:
-    number of them; slept_at, woke_at: of the last sleep and wake (seconds since the epoch).
+    ranks whose replicas get no new requests. failures: the newest ones, also after they are over, oldest first: name,
+    message, detail, time (seconds since the epoch) and log. last_failure: the last of them. hosts: number of hosts, 0
+    for the supervisor's alone. sessions: those of clients that have not ended. realtime_sessions: open, or waiting for
+    their client; realtime_interrupts: of their answers by speech since the api started. pages_leased: cached pages
+    under the leases of sessions. asleep: nodes that sleep; sleep_level: 1 or 2, 0 if none does. given_back_bytes: of
+    the devices of all ranks. wakes: number of them; slept_at, woke_at: of the last sleep and wake (seconds since the
+    epoch).
     """
 
     name: str
@@ -88,6 +89,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     realtime_interrupts: int = 0
     cause: dict[str, Any] | None = None
     last_failure: dict[str, Any] | None = None
+    failures: list[dict[str, Any]] = []
     asleep: list[str] = []
     sleep_level: int = 0
     given_back_bytes: int = 0

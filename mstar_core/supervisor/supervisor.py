@@ -97,6 +97,9 @@ log = logging.getLogger(__name__)
 SHARE_PINGS = 2
 """Pings between metric samples for the api."""
 
+FAILURES = 16
+"""Failures that are shown after they are over, so that a reader that looks once in a while misses none."""
+
 ACCEPTS_LATER = "it accepts requests when it is ready again"
 
 
@@ -115,8 +118,8 @@ class Supervisor:
 
     state: starting, ready, degraded, sleeping, draining, stopping, failed or unhealthy. reason: why, for operators;
     public_reason: the same for clients. cause: record of the failure that the deployment suffers from now, None once it
-    is ready again or stopped on purpose. last_failure: facts of the last failure, with its time. logs: of the
-    supervisor and of every process that was started. connections: of clients, kept for the next api. values: flat
+    is ready again or stopped on purpose. failures: facts of the newest ones with their times, oldest first. logs: of
+    the supervisor and of every process that was started. connections: of clients, kept for the next api. values: flat
     readings of all processes.
     """
 
@@ -145,7 +148,7 @@ class Supervisor:
         self.ready_s: float | None = None
         self.deaths: list[dict[str, Any]] = []
         self.cause: dict[str, Any] | None = None
-        self.last_failure: dict[str, Any] | None = None
+        self.failures: list[dict[str, Any]] = []
         self.values: dict[str, float] = {}
         self.children: dict[str, Child] = {}
         self.logs: dict[str, LogFile] = {}
@@ -690,7 +693,12 @@ class Supervisor:
     def _note_failure(self, record: dict[str, Any]) -> None:
         self.deaths.append(record)
         self.cause = record
-        self.last_failure = failure_summary(record)
+        self._keep_failure(record)
+
+    def _keep_failure(self, record: dict[str, Any]) -> None:
+        """Make a failure the last one of those that are kept."""
+        summary = failure_summary(record)
+        self.failures = [*(each for each in self.failures if each != summary), summary][-FAILURES:]
 
     def units(self) -> list[list[Child]]:
         """Return all children: tensor-parallel groups, the leader first, and the others alone."""
@@ -814,7 +822,8 @@ class Supervisor:
         if record not in self.deaths:
             self.deaths.append(record)
         first = in_order(self.deaths)[0]
-        self.cause, self.last_failure = first, failure_summary(first)
+        self.cause = first
+        self._keep_failure(first)
         self._set_state("failed", cause_sentence(first), public=public_sentence(first))
         self._end(exit_code_of(first), cause_sentence(first))
 

@@ -73,6 +73,12 @@ class Known:
         failure = self.head.get("last_failure")
         return failure if isinstance(failure, dict) else None
 
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """The newest failures of a running deployment, oldest first. An older supervisor reports only the last one."""
+        failures: list[dict[str, Any]] = self.head.get("failures") or []
+        return failures or ([] if self.last_failure is None else [self.last_failure])
+
 
 def known_deployments() -> list[Known]:
     """Return running and stale deployments, and those whose last start failed within a day, by name."""

@@ -201,18 +201,42 @@ def _watch(name: str | None, printer: Printer, before: list[dict[str, Any]]) -> 
     while True:
         time.sleep(WATCH_S)
         items = _items(printer.options, name)
-        lasting = [_lasting(item) for item in items]
-        if lasting == [_lasting(item) for item in before]:
+        if list(map(_lasting, items)) == list(map(_lasting, before)):
             continue
-        known = {str(item["name"]): _lasting(item) for item in before}
-        before = items
-        if not printer.is_machine:
-            _show(items, printer)
-            printer.text("", is_flushed=True)
-            continue
-        for item in items:
-            if known.get(str(item["name"])) != _lasting(item):
+        changed = changes(before, items)
+        if printer.is_machine:
+            for item in changed:
                 printer.line({"kind": "deployment", **item}, f"deployment/{item['name']}")
+        else:
+            news = {str(item["name"]): item for item in changed}
+            _show([news.get(str(item["name"]), item) for item in items], printer)
+            printer.text("", is_flushed=True)
+        before = items
+
+
+def changes(before: list[dict[str, Any]], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the items that differ between two looks at the deployments, with failures in between in their notes.
+
+    A process may die and be replaced between two looks: then the second one finds the deployment ready again.
+    """
+    known = {str(item["name"]): item for item in before}
+    changed = []
+    for item in items:
+        old = known.get(str(item["name"]))
+        if old is not None and _lasting(old) == _lasting(item):
+            continue
+        told = [] if old is None else old["failures"]
+        cause = (item["cause"] or {}).get("time")
+        over = [each for each in item["failures"] if each not in told and each.get("time") != cause]
+        notes = [item["note"], *map(_aged, over)] if old is not None else [item["note"]]
+        changed.append({**item, "note": "; ".join(filter(None, notes))})
+    return changed
+
+
+def _aged(failure: Mapping[str, Any]) -> str:
+    """Return a failure that is over, with its age."""
+    age = f", {age_text(time.time() - failure['time'])} ago" if failure.get("time") else ""
+    return f"{failure.get('message')}{age}"
 
 
 def _lasting(item: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +266,7 @@ def item_of(known: Known) -> dict[str, Any]:
         "given_back_bytes": known.head.get("given_back_bytes"),
         "cause": known.cause,
         "last_failure": known.last_failure,
+        "failures": known.failures,
         "log_dir": known.head.get("log_dir") or (None if known.log_dir is None else str(known.log_dir)),
         "socket": str(known.run.admin_socket) if is_alive and known.run is not None else None,
         "note": _note(known),
@@ -305,11 +330,10 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
 
 def _cause_text(item: dict[str, Any]) -> str:
     """Return the cause of the state, or the last failure with its age."""
-    over = item["last_failure"] or {}
+    over = item["last_failure"]
     if item["cause"] or not over:
         return str((item["cause"] or {}).get("message") or "")
-    age = f", {age_text(time.time() - over['time'])} ago" if over.get("time") else ""
-    return f"{over.get('message')}{age}"
+    return _aged(over)
 
 
 def _short(text: str) -> str:

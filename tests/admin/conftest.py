@@ -167,7 +167,7 @@ class FakeDeployment:
         self.running: list[str] = []
         self.phases_s = {"spawn": 0.5}
         self.cause: dict[str, Any] | None = None
-        self.last_failure: dict[str, Any] | None = None
+        self.failures: list[dict[str, Any]] = []
         self.values: dict[str, float] = {"worker-0.LLM.pages_total": 64.0, "worker-0.LLM.pages_used": 3.0}
         self.is_drained = False
         self.acts: list[Any] = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from mstar_core.config.resolved import ApiConfig
 from mstarctl.client import Known
-from mstarctl.commands.ps import _show, item_of
+from mstarctl.commands.ps import _show, changes, item_of
 from mstarctl.output import Printer
 from mstarctl.output.options import GlobalOptions
 
@@ -58,3 +59,23 @@ def test_an_endpoint_with_a_certificate_says_so(capsys: pytest.CaptureFixture[st
 )
 def test_the_url_is_one_that_a_client_of_this_host_can_use(api: ApiConfig, url: str) -> None:
     assert api.url == url
+
+
+def looked(state: str, *failures: dict[str, Any], is_over: bool = True) -> dict[str, Any]:
+    """Return what a watch finds of a deployment with these failures, of which it may suffer from the last."""
+    cause = None if is_over else failures[-1]
+    head = {"name": "a", "state": state, "reason": "why", "failures": list(failures), "cause": cause}
+    return item_of(Known(name="a", state=state, snapshot={"deployment": head}))
+
+
+def test_a_watch_names_deaths_that_are_over_before_it_looks_again() -> None:
+    first, second = ({"message": f"worker-{rank} was killed", "time": time.time() - 3 + rank} for rank in range(2))
+    ready = looked("ready", first)
+    [line] = changes([ready], [looked("ready", first, second)])
+    assert line["note"].startswith("worker-1 was killed, ") and line["cause"] is None, "the first is already known"
+    [line] = changes([looked("ready")], [looked("ready", first, second)])
+    assert "worker-0 was killed" in line["note"] and "worker-1 was killed" in line["note"]
+    [line] = changes([looked("ready")], [looked("degraded", first, second, is_over=False)])
+    assert line["note"].startswith("why; worker-0 was killed") and "worker-1" not in line["note"], "one is the reason"
+    assert changes([ready], [looked("ready", first)]) == []
+    assert changes([], [ready])[0]["note"] == "", "what the first look found is not new"

@@ -137,7 +137,8 @@ async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged
         await event(supervisor, "deployment.ready", 2)
         assert (worker.incarnation, supervisor.restarts) == (2, 1)
         assert supervisor.cause is None, "the failure is over"
-        assert supervisor.last_failure is not None and supervisor.last_failure["time"] <= time.time()
+        [over] = supervisor.failures
+        assert over["message"] == died["cause"] and over["time"] <= time.time(), "a later look still finds it"
 
 
 async def test_a_worker_that_dies_repeatedly_is_not_restarted(logged_spec: Any, play: Play) -> None:

@@ -199,6 +199,7 @@ class AdminRoutes:
             "versions": {"mstarctl": __version__},
             "cause": None,
             "last_failure": None,
+            "failures": [],
             "last_event": 0,
             "models": {str(state): sum(s.state is state for s in statuses) for state in ModelState},
         }

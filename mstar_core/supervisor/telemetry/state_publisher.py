@@ -70,7 +70,7 @@ class PublishedSupervisor(Protocol):
     ready_s: float | None
     restarts: int
     cause: dict[str, Any] | None
-    last_failure: dict[str, Any] | None
+    failures: list[dict[str, Any]]
     values: dict[str, float]
     children: dict[str, Process]
     standby: Standby
@@ -521,7 +521,8 @@ class StatePublisher:
             realtime_sessions=self._api_count("mstar_realtime_sessions"),
             realtime_interrupts=self._api_count("mstar_realtime_interrupts_total"),
             cause=None if view.cause is None else {k: v for k, v in view.cause.items() if k != "traceback"},
-            last_failure=view.last_failure,
+            last_failure=view.failures[-1] if view.failures else None,
+            failures=list(view.failures),
             asleep=view.sleep.nodes,
             sleep_level=view.sleep.level,
             given_back_bytes=view.sleep.freed,

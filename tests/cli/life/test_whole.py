@@ -271,7 +271,7 @@ def test_a_killed_worker_is_named_everywhere_and_comes_back(here: Cli, deployed:
         try:
             assert json.loads(lines.get(timeout=WAIT_S))["state"] == "ready"
             os.kill(pid, signal.SIGKILL)
-            while not (seen and seen[-1]["cause"]):  # other figures may change first
+            while not (seen and seen[-1]["failures"]):  # other figures may change first
                 seen.append(json.loads(lines.get(timeout=WAIT_S)))
         except queue.Empty:
             pytest.fail(f"no further line of the watch: {seen}; now {here('ps', '-o', 'json').out}")
@@ -279,9 +279,10 @@ def test_a_killed_worker_is_named_everywhere_and_comes_back(here: Cli, deployed:
             watching.kill()
     worse = seen[-1]
     assert worse["kind"] == "deployment"
-    # Between two looks it may have come back, so its state is read from the events.
+    # Between two looks it may have come back: then the cause is over, and its state is read from the events.
     until(lambda: "deployment.degraded" in here("events", "--type", "deployment.degraded").out, "its degraded state")
-    assert "worker-0 was killed by SIGKILL" in worse["cause"]["message"] and "SIGKILL" in worse["note"]
+    [failure] = worse["failures"]
+    assert failure["message"] == "worker-0 was killed by SIGKILL" and failure["message"] in worse["note"]
     until(lambda: "SIGKILL" in here("events", "--type", "child.died").out, "the event of its end")
     until(lambda: here("ps", "-o", "json").items[0]["state"] == "ready", "ready again")
     assert "SIGKILL" in here("ps", "-o", "wide").out, "the cause stays until the next start"
