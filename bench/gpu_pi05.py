@@ -74,14 +74,21 @@ def engines(options: argparse.Namespace, sections: Sections, scratch: Path) -> N
     size = {"size": 256, "copied_bytes": 1 << 20} if options.tiny else {}
     rates = sections.run("ceilings", partial(ceilings, device, **size))
     for vision in options.vision:
-        place = Place(device=device, dtype=dtype, vision=vision, requests=max(*options.batch, options.clients) + 1)
+        place = Place(
+            device=device,
+            dtype=dtype,
+            vision=vision,
+            requests=max(*options.batch, options.clients) + 1,
+            quantization=options.quantization,
+        )
         made: dict[str, Any] = {}
         sections.run(f"{vision}_modules", partial(_make, made, "modules", partial(_modules, options, place, scratch)))
         if "modules" not in made:
             continue
         is_first = vision == options.vision[0]
         ways = [(name, True) for name in (options.attention if is_first else options.attention[:1])]
-        for attention, is_captured in [*ways, (options.attention[0], False)] if is_first else ways:
+        plain = [(options.attention[0], False)] if is_first and not options.captured_only else []
+        for attention, is_captured in [*ways, *plain]:
             here = replace(place, attention=attention, is_captured=is_captured)
             label = f"{vision}_{attention}_{'captured' if is_captured else 'plain'}"
             sections.run(f"{label}_engines", partial(_make, made, "acting", partial(_acting, made["modules"], here)))
@@ -126,6 +133,8 @@ class OnePlace:
         self._run("saturation", self.saturation)
 
     def _run(self, name: str, section: Any) -> None:
+        if self.options.only and name not in self.options.only:
+            return
         self.sections.run(f"{self.label}_{name}", section)
         self.acting.end()  # close requests of a failed section
 
@@ -247,6 +256,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--vision", nargs="*", default=["bfloat16", "tf32", "float32"], help="the tower's precisions")
     parser.add_argument("--attention", nargs="*", help="backends of the cache; default both, on the CPU torch")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 8], help="requests at once at the engines")
+    parser.add_argument("--quantization", default="none", choices=("none", "fp8"), help="of the engines' weights")
+    parser.add_argument("--only", nargs="*", help="sections of each place at the engines, such as rows_1 or parts")
+    parser.add_argument("--captured-only", action="store_true", help="no engines without CUDA graphs")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--alone", type=int, default=60, help="requests one after the other at the server")
     parser.add_argument("--clients", type=int, default=16, help="clients at saturation")

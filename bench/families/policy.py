@@ -17,11 +17,13 @@ from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.module import node_module
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
 from mstar_core.graph.declare.nodes import Attend, from_param
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.layers.linear import fuse_projections
+from mstar_core.layers.quantize import quantize
 from mstar_core.plugin.model import ModelContext
 from mstar_core.weights.building import building
 from mstar_core.worker.steps import FairShare, Steps
@@ -46,6 +48,7 @@ class Place:
     is_captured: bool = True
     max_tokens: int = 1024
     requests: int = 16
+    quantization: str = "none"
 
     @property
     def vision_dtype(self) -> torch.dtype:
@@ -229,9 +232,12 @@ class Acting:
 
 
 def prepare(module: nn.Module, place: Place) -> None:
-    """Fuse the projections of a KV node on a GPU, as a worker does."""
+    """Fuse and quantize the projections of a KV node, as a worker does. A second call changes nothing."""
     if place.device.type == "cuda":
         fuse_projections(module)
+    if place.quantization != "none":
+        own = node_module(module)
+        quantize(module, place.quantization, rounds_inputs=own.rounds_inputs, kept=own.unquantized)
 
 
 def observation(sizes: Sizes, cameras: int, prompt: int, seed: int = 0, steps: int = 10) -> Observation:

@@ -72,6 +72,7 @@ class NodeModule:
     passes get them by item.
     rounds_inputs: a float8 quantization of its weights may also round the inputs of products of many tokens, one scale
     per token. Such products are bound by arithmetic, which float8 halves; products of few tokens keep their inputs.
+    unquantized: names of submodules whose layers a quantization leaves as they are.
     """
 
     host_ports: Collection[str] = ()
@@ -84,6 +85,7 @@ class NodeModule:
     head_ports: Sequence[str] = ()
     packed_ports: Collection[str] = ()
     rounds_inputs: bool = False
+    unquantized: Collection[str] = ()
 
     def item_parts(self, port: str, value: Tensor) -> Sequence[Tensor]:
         """Return the vectors of all tokens of a batch item, [n, ...] each, in order. port: one of `packed_ports`.

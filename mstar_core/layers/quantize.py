@@ -6,7 +6,7 @@ unless a node's module lets its products of many tokens round them, one scale pe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -90,14 +90,16 @@ def quantize(
     kinds: tuple[type[nn.Module], ...] = KINDS,
     *,
     rounds_inputs: bool = False,
+    kept: Collection[str] = (),
 ) -> QuantizationReport:
     """Quantize the projections of every layer of these kinds, layer by layer, and free the old weights.
 
     rounds_inputs: round the inputs of products of many tokens to float8 too, where the device has the kernels. The
-    reported errors are then of both.
+    reported errors are then of both. kept: names of submodules whose layers keep their dtype.
     Raises StartError (phase `weights`) for an unsupported method, dtype or device, before anything changes.
     """
-    reports = _quantize_layers(module, _dtype_of(method), kinds, rounds_inputs=rounds_inputs)
+    owners = _owners(module, kinds, kept)
+    reports = _quantize_layers(owners, _dtype_of(method), rounds_inputs=rounds_inputs)
     return _whole_report(method, reports)
 
 
@@ -108,6 +110,7 @@ def quantize_onto(
     kinds: tuple[type[nn.Module], ...] = KINDS,
     *,
     rounds_inputs: bool = False,
+    kept: Collection[str] = (),
 ) -> QuantizationReport:
     """Move a module to a device layer by layer, fusing and quantizing each there before the next one.
 
@@ -117,22 +120,29 @@ def quantize_onto(
     dtype = _dtype_of(method)
     reports: dict[str, list[_LayerReport]] = {}
     done: set[nn.Module] = set()
+    quantized = set(_owners(module, kinds, kept))
     for layer in list(module.modules()):
         if layer in done or not isinstance(layer, (PreparedLayer, *kinds)):
             continue
         layer.to(device)
         fuse_projections(layer)
-        for name, figures in _quantize_layers(layer, dtype, kinds, rounds_inputs=rounds_inputs).items():
+        owners = [each for each in layer.modules() if each in quantized]
+        for name, figures in _quantize_layers(owners, dtype, rounds_inputs=rounds_inputs).items():
             reports.setdefault(name, []).extend(figures)
         done.update(layer.modules())
     module.to(device)
     return _whole_report(method, reports)
 
 
+def _owners(module: nn.Module, kinds: tuple[type[nn.Module], ...], kept: Collection[str]) -> list[nn.Module]:
+    """Return the layers to quantize, in the module's order."""
+    left = {layer for name in kept for layer in module.get_submodule(name).modules()}
+    return [layer for layer in module.modules() if isinstance(layer, kinds) and layer not in left]
+
+
 def _quantize_layers(
-    module: nn.Module, dtype: torch.dtype, kinds: tuple[type[nn.Module], ...], *, rounds_inputs: bool
+    owners: Sequence[nn.Module], dtype: torch.dtype, *, rounds_inputs: bool
 ) -> dict[str, list[_LayerReport]]:
-    owners = [layer for layer in module.modules() if isinstance(layer, kinds)]
     for owner in owners:
         for name, weight in _weights(owner):
             _check(f"{type(owner).__name__}.{name}", weight)
@@ -190,11 +200,13 @@ def _quantize_experts(
     experts.replace(made["gate_up_proj"], made["down_proj"], rounds_inputs=rounds)
 
 
-def quantized_weights(module: nn.Module, kinds: tuple[type[nn.Module], ...] = KINDS) -> Iterator[tuple[str, Tensor]]:
+def quantized_weights(
+    module: nn.Module, kinds: tuple[type[nn.Module], ...] = KINDS, kept: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a module that `quantize` converts, each once, by the name in their layer."""
     seen = set[tuple[nn.Module, str]]()
-    for owner in module.modules():
-        for name, weight in _weights(owner) if isinstance(owner, kinds) else ():
+    for owner in _owners(module, kinds, kept):
+        for name, weight in _weights(owner):
             if (owner, name) not in seen:
                 seen.add((owner, name))
                 yield name, weight

@@ -123,6 +123,19 @@ def test_only_projections_change() -> None:
     assert not [name for name, _ in model.named_parameters() if "proj" in name]
 
 
+def test_named_submodules_keep_their_weights() -> None:
+    """Moved layer by layer or in place, with the same result."""
+    models = [nn.ModuleDict({"first": Model(), "second": Model()}) for _ in range(2)]
+    cpu = torch.device("cpu")
+    reports = quantize(models[0], "fp8", kept=("second",)), quantize_onto(cpu, models[1], "fp8", kept=("second",))
+    for model, report in zip(models, reports, strict=True):
+        first, second = model["first"], model["second"]
+        assert isinstance(first, Model) and isinstance(second, Model)
+        assert {kind.layers for kind in report.kinds.values()} == {1}
+        assert isinstance(first.mlp.up_proj, QuantizedLinear) and isinstance(second.mlp.up_proj, nn.Linear)
+        assert isinstance(second.attention.q_proj, nn.Linear)
+
+
 class Named(QuantizableLayer):
     """A layer of a plugin, with a linear layer of a child."""
 

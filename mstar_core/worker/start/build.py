@@ -360,9 +360,9 @@ def _prepare(
         if kind != "none":
             code = importlib.import_module("mstar_core.layers.quantize")
             quantize = partial(code.quantize_onto, device) if is_staged else code.quantize
-            rounds = node_module(module).rounds_inputs
+            own = node_module(module)
             kinds = {} if node.engine is KV_CACHE else {"kinds": (QuantizableLayer,)}
-            report = quantize(module, kind, **kinds, rounds_inputs=rounds)
+            report = quantize(module, kind, **kinds, rounds_inputs=own.rounds_inputs, kept=own.unquantized)
             if report.kinds:
                 log.info("node %s: %s", node.name, quantized_text(report))
 

@@ -201,7 +201,7 @@ def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models
 def test_the_declared_bytes_are_those_of_the_quantized_layers(golden: Any) -> None:
     with torch.device("meta"):
         policy = Policy(Sizes())
-    counted = sum(2 * weight.numel() for _, weight in quantized_weights(policy))
+    counted = sum(2 * weight.numel() for _, weight in quantized_weights(policy, kept=policy.unquantized))
     assert next(node for node in SPEC.nodes if node.name == "LLM").quantized_bytes == pytest.approx(counted, rel=1e-3)
 
 
@@ -209,10 +209,12 @@ def test_the_declared_bytes_are_those_of_the_quantized_layers(golden: Any) -> No
 def test_weights_of_eight_bits_stay_near(
     rounds_inputs: bool, golden: Any, reference: Any, run: Any, models: Any
 ) -> None:
-    """`quantization: fp8` quantizes the projections of both transformers' blocks, and no other layers."""
+    """`quantization: fp8` quantizes the projections of the language model's blocks, and no other layers."""
     policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
-    report = quantize(policy, "fp8", rounds_inputs=rounds_inputs)
-    assert {kind.layers for kind in report.kinds.values()} == {2 * golden.config["expert"]["layers"]}
+    before = dict(policy.expert.named_parameters())
+    report = quantize(policy, "fp8", rounds_inputs=rounds_inputs, kept=policy.unquantized)
+    assert {kind.layers for kind in report.kinds.values()} == {golden.config["language"]["layers"]}
+    assert dict(policy.expert.named_parameters()).keys() == before.keys()
     small = type(run)(golden, reference, policy)
     small.features = lambda *items: [feature.bfloat16() for feature in run.features(*items)]
     small.prefill(*ITEMS)

@@ -52,7 +52,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
         name="LLM",
         engine=KV_CACHE,
         weight_bytes=5_877_000_000,
-        quantized_bytes=4_586_000_000,
+        quantized_bytes=3_963_000_000,  # of the language model
         ports={
             "tokens": "i64[n]",
             "embeds": "any[n,d]",
