@@ -24,8 +24,9 @@ GROUP = "orpheus_tp2"
 ALWAYS = "orpheus"
 """The family whose every phase meets every death without `slow`."""
 
-MIDDLE = {"orpheus": "codec", "qwen3_omni": "decode", "bagel": "flow", "pi05": "flow", "vjepa2_ac": "rollout"}
-"""Phase of the first of two deaths."""
+MIDDLE = {"orpheus": "codec", "qwen3_omni": "decode", "bagel": "flow", "pi05": "prefill", "vjepa2_ac": "rollout"}
+"""Phase of the first of two deaths. The request cannot end without the process that dies: the worker alone reports the
+end of a request with its last outputs, so that these end one whose conductor has just died, as all of Pi0.5 do."""
 
 
 def victims_of(family: str) -> tuple[str, ...]:
