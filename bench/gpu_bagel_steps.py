@@ -495,6 +495,8 @@ class Loaded:
         while node.idle():
             pass
         encoded = statistics.median(timed(encode, self.device, 3, 2))
+        decoded = torch.randint(0, 256, (pixels, pixels, 3), dtype=torch.uint8, device=self.device)
+        resized = statistics.median(timed(partial(node, image=[decoded]), self.device, 3, 2))
         features, engine = encode()["features"][0], self.engine()
         attend = Attend(mask="full", positions="shared", extra=MARKERS)
 
@@ -512,6 +514,7 @@ class Loaded:
         passed = statistics.median(timed(read, self.device, 3, 2))
         return {
             "encoder_ms": encoded * 1e3,
+            "encoder_with_resizing_ms": resized * 1e3,
             "encoder": by_family(encode, self.device),
             "passes_ms": passed * 1e3,
             "passes": by_family(read, self.device),

@@ -13,7 +13,8 @@ import torch
 from llguidance import LLMatcher
 from PIL import Image, ImageFile
 
-from mstar_bagel.checkpoint.config import ResizeRule
+from mstar_bagel.checkpoint.config import ResizeRule, Sizes
+from mstar_bagel.graph import MARKERS
 from mstar_bagel.nodes.pixels import SignedPixels
 from mstar_bagel.params import Params
 from mstar_bagel.plugin import spec
@@ -100,12 +101,51 @@ def test_transparent_pixels_are_white(processor: Processor) -> None:
     assert (inputs.segments[0].arrays["vit_image"] == 255).all()
 
 
+def test_the_encoder_resizes_images_of_questions(image: str, golden: Any, reference: Any, processor: Processor) -> None:
+    segment = processor.process_prompt(request([("image", golden.png(image)), ("text", "what?")])).segments[0]
+    with Image.open(io.BytesIO(golden.png(image))) as given:
+        assert segment.arrays["vit_image"].shape == (given.height, given.width, 3)  # as decoded
+    pixels = golden.tensors("preprocess")[f"{image}.vit_input"]
+    actual, expected = (
+        reference.vit(image=[each])["features"][0]
+        for each in (torch.from_numpy(segment.arrays["vit_image"].copy()), pixels)
+    )
+    torch.testing.assert_close(actual, expected, atol=5e-5, rtol=0)
+    assert segment.length == len(expected) + MARKERS
+
+
+def test_images_over_the_first_rule_are_carried_after_it(reference: Any, processor: Processor) -> None:
+    rules, side = (reference.sizes.vae_rule, reference.sizes.vit_rule), reference.sizes.vae_rule.longest
+    pixels = np.random.default_rng(1).integers(0, 256, (side + 20, 2 * side, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    segment = processor.process_prompt(request([("image", file.getvalue())])).segments[0]
+    first = resize(Image.fromarray(pixels), rules[0])
+    assert np.array_equal(segment.arrays["vit_image"], np.asarray(first))
+    seen = torch.from_numpy(np.asarray(resize(first, rules[1])).transpose(2, 0, 1).copy())
+    actual, expected = (
+        reference.vit(image=[each])["features"][0]
+        for each in (torch.from_numpy(segment.arrays["vit_image"].copy()), seen)
+    )
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
+    assert segment.length == len(expected) + MARKERS
+
+
 def test_other_servers_resize_once_for_understanding(processor: Processor, reference: Any) -> None:
-    size = (75, 52)
+    size, patch = (75, 52), reference.sizes.vision.patch
     for name, rule in (("default", None), ("vllm", reference.sizes.vit_rule)):
-        inputs = processor.process_prompt(request([("image", png(*size))], image_preprocess=name))
+        segment = processor.process_prompt(request([("image", png(*size))], image_preprocess=name)).segments[0]
         once = resized_size(size if rule else resized_size(size, reference.sizes.vae_rule), reference.sizes.vit_rule)
-        assert inputs.segments[0].arrays["vit_image"].shape == (3, once[1], once[0])
+        assert segment.length == once[0] // patch * (once[1] // patch) + MARKERS
+        assert segment.arrays["vit_image"].shape == ((3, once[1], once[0]) if rule else (size[1], size[0], 3))
+
+
+def test_sizes_after_the_first_rule_are_final() -> None:
+    rule = Sizes().vae_rule
+    sides = (1, 3, 17, 97, 223, 512, 777, 1024, 1025, 1999, 8000)
+    for size in ((width, height) for width in sides for height in sides):
+        first = resized_size(size, rule)
+        assert resized_size(first, rule) == first
 
 
 # -- order and layouts ------------------------------------------------------------------------------------------------
@@ -153,8 +193,10 @@ def test_parts_keep_their_order(golden: Any, reference: Any, processor: Processo
     assert [segment.kind for segment in inputs.segments] == ["text", "image", "image", "text"]
     spelled = [[ids.start, *words[text], ids.end] for text in (first, second)]
     assert ids_of(inputs) == [spelled[0], [*spelled[1], ids.start]]
-    shapes = [segment.arrays["vit_image"].shape for segment in inputs.segments if segment.kind == "image"]
-    assert shapes == [tuple(golden.cases["preprocess"][name]["vit_input_chw"]) for name in golden.images]
+    lengths = [segment.length for segment in inputs.segments if segment.kind == "image"]
+    shapes = [golden.cases["preprocess"][name]["vit_input_chw"] for name in golden.images]
+    patch = reference.sizes.vision.patch
+    assert lengths == [height // patch * (width // patch) + MARKERS for _, height, width in shapes]
     assert all("vae_image" not in segment.arrays for segment in inputs.segments)  # only an edit reads clean latents
     assert not inputs.arrays
     assert inputs.prompt_tokens == sum(segment.length for segment in inputs.segments) - 1

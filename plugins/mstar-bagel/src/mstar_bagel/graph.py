@@ -127,9 +127,9 @@ def _nodes(sizes: Sizes, image_buckets: tuple[int, ...]) -> _Nodes:
             name="vit_encoder",
             engine=STATELESS,
             weight_bytes=874_000_000,
-            ports={"image": "u8[3,y,x]", "features": "any[n,d]"},
+            ports={"image": "u8[y,x,c]", "features": "any[n,d]"},  # as decoded, or resized: [c, y, x]
             ragged=("image",),
-            doc="image to vectors of understanding, connector and grid positions included",
+            doc="image to vectors of understanding, resizing, connector and grid positions included",
         ),
         vae_encoder=NodeSpec(
             name="vae_encoder",

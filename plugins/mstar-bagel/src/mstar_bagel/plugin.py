@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mstar_bagel.checkpoint.config import ResizeRule, Sizes, read_sizes
 from mstar_bagel.graph import build
@@ -32,6 +32,9 @@ REPO = "ByteDance-Seed/BAGEL-7B-MoT"
 WANTED = ("*.json", "merges.txt", "ema.safetensors", "ae.safetensors")
 """Patterns of the repository's files that a deployment reads."""
 
+SampleSegment: TypeAlias = tuple[str, Mapping[str, tuple[int, ...]]]
+"""Kind of a segment of a sample, and the shapes of its inputs."""
+
 START_KWARGS: Mapping[str, Any] = {"capture_images": False, "step_cache": 0.0}
 """Keys of model_kwargs, with defaults. capture_images: replay passes over images that begin a prompt as CUDA graphs.
 
@@ -43,7 +46,9 @@ SYSTEM = ("system", {"tokens": (60,)})
 START = ("text", {"tokens": (1,)})
 """The start id of an answer behind an image. Behind a text it is the last id of the text."""
 
-SEEN = ("image", {"vit_image": (3, 602, 798)})
+SEEN = ("image", {"vit_image": (608, 800, 3)})
+"""A decoded image, which the encoder resizes. For edits both encoders' images are resized before."""
+
 PICTURE = ("image", {"vit_image": (3, 602, 798), "vae_image": (3, 608, 800)})
 GRID = {"grid": (64, 64), "guidance": (5,)}
 PAINT = {**GRID, "times_guided": (41, 4), "times_after": (8, 4)}
@@ -224,16 +229,18 @@ def checked(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_size(sample: Sample, sizes: Sizes) -> Sample:
     """Return the sample with images of the checkpoint's sizes, which the warm-up runs: the largest new image."""
-    shapes = {
-        "grid": (sizes.latent_grid, sizes.latent_grid),
-        "vit_image": (3, *_sides(sizes.vit_rule)),
-        "vae_image": (3, *_sides(sizes.vae_rule)),
-    }
-    inputs = {name: shapes.get(name, shape) for name, shape in sample.inputs.items()}
-    segments = tuple(
-        (kind, {name: shapes.get(name, shape) for name, shape in arrays.items()}) for kind, arrays in sample.segments
-    )
-    return replace(sample, inputs=inputs, segments=segments)
+    grid, seen, clean = (sizes.latent_grid, sizes.latent_grid), _sides(sizes.vit_rule), _sides(sizes.vae_rule)
+    inputs = {name: grid if name == "grid" else shape for name, shape in sample.inputs.items()}
+
+    def sized(segment: SampleSegment) -> SampleSegment:
+        match segment:
+            case (kind, {"vae_image": _}):
+                return kind, {"vit_image": (3, *seen), "vae_image": (3, *clean)}
+            case (kind, {"vit_image": _}):
+                return kind, {"vit_image": (*clean, 3)}
+        return segment
+
+    return replace(sample, inputs=inputs, segments=tuple(map(sized, sample.segments)))
 
 
 def _sides(rule: ResizeRule) -> tuple[int, int]:

@@ -149,12 +149,36 @@ class Processor:
 
     def _decoded(self, data: bytes, request: PromptRequest, params: Params, *, paints: bool) -> dict[str, np.ndarray]:
         """Return the pixels of an image for each encoder, and SIZES: its tokens, and its size after the first rule."""
+        original, is_direct = read_image(data, request.limits), params.image_preprocess == DIRECT
+        first = resized_size(original.size, self._sizes.vae_rule)
+        is_final = resized_size(first, self._sizes.vae_rule) == first
+        if is_final and not paints and not is_direct:
+            return self._unresized(original, first)
+        return self._resized(original, first, paints=paints, is_direct=is_direct)
+
+    def _unresized(self, image: Image.Image, first: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Return the pixels of an image, channels last, for the encoder to resize. first: size after the first rule.
+
+        The first rule shrinks a large image here, because all of its pixels would take longer to carry.
+        """
+        from PIL import Image as Pillow
+
+        if max(image.size) > self._sizes.vae_rule.longest:
+            image = Pillow.merge("RGB", self._bands.map(image, lambda band: resize(band, self._sizes.vae_rule)))
+        width, height = resized_size(first, self._sizes.vit_rule)
+        patch = self._sizes.vision.patch
+        length = width // patch * (height // patch) + MARKERS
+        return {"vit_image": np.asarray(image), SIZES: np.array([length, *first])}
+
+    def _resized(
+        self, original: Image.Image, size: tuple[int, int], *, paints: bool, is_direct: bool
+    ) -> dict[str, np.ndarray]:
+        """Return the resized pixels, channels first, for each encoder. size: after the first rule."""
         sizes = self._sizes
-        original = read_image(data, request.limits)
 
         def resized(band: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
             first = resize(band, sizes.vae_rule)
-            seen = resize(band if params.image_preprocess == DIRECT else first, sizes.vit_rule)
+            seen = resize(band if is_direct else first, sizes.vit_rule)
             return np.asarray(seen), np.asarray(resize(first, sizes.vae_rule)) if paints else None
 
         bands = self._bands.map(original, resized)
@@ -163,7 +187,7 @@ class Processor:
         if paints:
             arrays["vae_image"] = clean = np.stack([band for _, band in bands if band is not None])
             length += _tokens(clean, sizes.token_pixels)
-        return {**arrays, SIZES: np.array([length, *resized_size(original.size, sizes.vae_rule)])}
+        return {**arrays, SIZES: np.array([length, *size])}
 
     def _check(self, request: PromptRequest, params: Params, *, paints: bool) -> None:
         parts = _parts(request)

@@ -1,7 +1,8 @@
 """The node `vit_encoder`: SigLIP at any resolution, connector and grid positions, from images to vectors of the LLM.
 
-Images of all requests of a batch are packed along one token axis; attention stays within an image. Modules are nested
-like the checkpoint's keys.
+Images of all requests of a batch are packed along one token axis; attention stays within an image. Decoded images are
+resized here, with the bits of the reference, because that takes a CPU longer than everything else in a preparation.
+Modules are nested like the checkpoint's keys.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from mstar_bagel.nodes.flow import GridTable
 from mstar_bagel.nodes.pixels import SignedPixels
+from mstar_bagel.request.images import resized_size
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_core.engine.module import CapturesFunction
 from mstar_core.layers.linear import join_with_biases
+from mstar_core.layers.pixel_resize import PixelResize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 MOST_CAPTURED: Final = 2600
 """Most patches of a captured image: the kernels of a larger one outlast their launches."""
 
-MOST_VALUES: Final = 2 * 3 * 518**2
+CHANNELS: Final = 3
+MOST_VALUES: Final = 2 * CHANNELS * 518**2
 """Values of the images of a step: two of 512 x 512 pixels, as resized, which share a pass of the LLM."""
 
 
@@ -182,6 +186,8 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self.connector = PatchMLP(sizes.vision.width, width, width)
         self.vit_pos_embed = GridTable(sizes.vision.grid, width)
         self.pixels = SignedPixels()
+        self._resize = PixelResize()
+        self._rules = sizes.vae_rule, sizes.vit_rule
         self._patch = sizes.vision.patch
         self._replayed = CapturedFunction(self._alone, (1,))
 
@@ -192,11 +198,22 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self._alone, (1,), captures, self._is_small)
 
     def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """Return {"features": one tensor [n, width] per image}. image: [channels, y, x] each, uint8 or in [-1, 1]."""
-        images = list(image)
+        """Return {"features": one tensor [n, width] per image}.
+
+        image: of each [channels, y, x], uint8 or in [-1, 1], or uint8 [y, x, channels], which is resized by both rules.
+        """
+        images = [self._resized(each) if each.shape[-1] == CHANNELS else each for each in image]
         if len(images) == 1 or all(self._is_small(tuple(each.shape)) for each in images):
             return {"features": [self._replayed(each[None])[0] for each in images]}
         return {"features": self._encoded(images)}
+
+    def _resized(self, image: Tensor) -> Tensor:
+        """Return a decoded image after the rules of the specification, section 7: uint8 [channels, y, x]."""
+        image = image.permute(2, 0, 1).contiguous()
+        for rule in self._rules:
+            width, height = resized_size((image.shape[2], image.shape[1]), rule)
+            image = self._resize(image, height, width)
+        return image
 
     def _encoded(self, images: list[Tensor]) -> list[Tensor]:
         grids = [(image.shape[1] // self._patch, image.shape[2] // self._patch) for image in images]
