@@ -60,14 +60,21 @@ def gemm(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None) -
 
     x: [T, inputs]; values: float8 [outputs, inputs]; scale: float32 [outputs].
     """
-    rounded, scales = round_rows(x)
-    if x.is_cuda:
+    return gemm_rounded(round_rows(x), values, scale, x.dtype, bias)
+
+
+def gemm_rounded(
+    rows: tuple[Tensor, Tensor], values: Tensor, scale: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """Return the same for rows that are rounded already, with their scales, as `round_rows` gives them."""
+    rounded, scales = rows
+    if rounded.is_cuda:
         out: Tensor = torch._scaled_mm(
-            rounded, values.t(), scale_a=scales[:, None], scale_b=scale[None], bias=bias, out_dtype=x.dtype
+            rounded, values.t(), scale_a=scales[:, None], scale_b=scale[None], bias=bias, out_dtype=dtype
         )
         return out
     product = linear(rounded.float() * scales[:, None], values.float() * scale[:, None])
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    return (product if bias is None else product + bias.float()).to(dtype)
 
 
 def _elementwise() -> ModuleType:

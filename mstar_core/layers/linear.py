@@ -151,6 +151,21 @@ def gated(pair: Tensor, activation: Activation = "silu") -> Tensor:
     return activate(gate, activation) * up
 
 
+def project_gated_down(x: Tensor, weight: LinearWeight, down: LinearWeight, activation: Activation) -> Tensor | None:
+    """Return (act(gate) * up) @ down.T of many tokens, where one kernel computes the activation and rounds it.
+
+    weight: [2 * inner, inputs], gate first; down: [outputs, inner]. Returns [T, outputs], or None if other kernels
+    compute it: on the CPU, of few tokens, and without rounded inputs.
+    """
+    if down.scale is None or not down.rounds_inputs or x.dim() != 2 or x.shape[0] <= SMALL_M:
+        return None
+    if not x.is_cuda or not uses_fused_kernels(x):
+        return None
+    pair = library_gemm(x, weight)
+    rows: tuple[Tensor, Tensor] = elementwise_kernels().gated_rounded(pair, is_gelu=activation == "gelu_tanh")
+    return float8.gemm_rounded(rows, down.values, down.scale, x.dtype)
+
+
 def activate(gate: Tensor, activation: Activation) -> Tensor:
     """Apply the activation of a gate."""
     return gelu(gate, approximate="tanh") if activation == "gelu_tanh" else silu(gate)

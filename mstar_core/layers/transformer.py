@@ -20,6 +20,7 @@ from mstar_core.layers.linear import (
     gated,
     project,
     project_gated,
+    project_gated_down,
     project_partial,
     sum_partials,
     uses_fused_kernels,
@@ -229,10 +230,14 @@ class GatedMLP(FusibleLayer):
 
     def branch(self, x: Tensor) -> Tensor:
         """Return the same, or the partial sums of the last projection: see `linear.project_partial`."""
+        weight = weight_of(self.down_proj)
+        if self._fused is not None and weight is not None and self.shard.is_whole and self.adapted is None:
+            rounded = project_gated_down(x, self._fused, weight, self._activation)
+            if rounded is not None:
+                return rounded
         inner = self._inner_values(x)
         if not self.shard.is_whole:
             return reduced(self.shard, self.down_proj, inner, self.adapted_last)
-        weight = weight_of(self.down_proj)
         out: Tensor
         out = project_partial(inner, weight) if weight is not None and inner.dim() == 2 else self.down_proj(inner)
         if self.adapted_last is not None:

@@ -165,6 +165,36 @@ def test_rows_are_rounded_as_on_a_cpu(cuda: torch.device, rows: int) -> None:
         assert float(same) > 0.999
 
 
+@pytest.mark.parametrize("is_gelu", [False, True])
+@pytest.mark.parametrize("width", [384, 3000, 16384, 18944])
+def test_gated_values_rounded_in_one_kernel_have_the_bits_of_two(cuda: torch.device, width: int, is_gelu: bool) -> None:
+    from mstar_core.layers.kernels import elementwise
+
+    pair = drawn(cuda, 70, 2 * width)
+    pair[0] = 0
+    poison(cuda)
+    values, scales = elementwise.gated_rounded(pair, is_gelu=is_gelu)
+    expected = elementwise.round_rows(elementwise.gated_activation(pair, is_gelu=is_gelu))
+    assert torch.equal(scales, expected[1])
+    assert torch.equal(values.view(torch.uint8), expected[0].view(torch.uint8))
+
+
+def test_a_float8_mlp_of_many_tokens_rounds_its_inner_values(cuda: torch.device) -> None:
+    if torch.cuda.get_device_capability(cuda) < float8.CAPABILITY:
+        pytest.skip("runs on GPUs of compute capability 9.0 or newer, whose GEMM has scales of rows")
+    from mstar_core.layers import GatedMLP
+    from mstar_core.layers.quantize import quantize
+
+    mlp = GatedMLP(256, 384, activation="gelu_tanh").bfloat16().requires_grad_(False).to(cuda)
+    linear.fuse_projections(mlp)
+    quantize(mlp, "fp8", rounds_inputs=True)
+    fused, down = mlp.fused_weight, linear.weight_of(mlp.down_proj)
+    assert fused is not None and down is not None
+    x = drawn(cuda, 70, 256)
+    expected = linear.project(linear.gated(linear.library_gemm(x, fused), "gelu_tanh"), down)
+    assert torch.equal(mlp(x), expected)
+
+
 @pytest.mark.parametrize("rows", [65, 257, 4098])
 def test_products_of_rounded_inputs_equal_float64(cuda: torch.device, rows: int) -> None:
     if torch.cuda.get_device_capability(cuda) < float8.CAPABILITY:

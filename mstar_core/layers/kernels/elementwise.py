@@ -140,6 +140,57 @@ def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr, 
 
 
 @triton.jit
+def _gated(row, at, inside, width, is_gelu: tl.constexpr):
+    """Return act(gate) * up in float32, rounded to the dtype of the pair as `_gate_kernel` does. row: its pointer."""
+    dtype: tl.constexpr = row.dtype.element_ty
+    gate = tl.load(row + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(row + width + at, mask=inside, other=0.0).to(tl.float32)
+    return (activation(gate, dtype, is_gelu) * up).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _store_rounded(value, scale, into, largest, inside):
+    """Store value / scale in the float8 dtype of `into`."""
+    value = tl.minimum(tl.maximum(value / scale, -largest), largest)
+    tl.store(into, value.to(into.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_round_kernel(
+    pair,
+    out,
+    scales,
+    width,
+    largest,
+    least,
+    block: tl.constexpr,
+    is_single: tl.constexpr,
+    overlaps: tl.constexpr,
+    is_gelu: tl.constexpr,
+):
+    """Compute the gated activation of one row and round it to float8. is_single: the block holds the row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    given, into = pair + row * 2 * width, out + row * width
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    if is_single:
+        value = _gated(given, at, at < width, width, is_gelu)
+        scale = tl.maximum(tl.max(tl.abs(value), axis=0) / largest, least)
+        _store_rounded(value, scale, into + at, largest, at < width)
+    else:
+        top = tl.zeros((block,), tl.float32)
+        for start in range(0, width, block):
+            top = tl.maximum(top, tl.abs(_gated(given, start + at, start + at < width, width, is_gelu)))
+        scale = tl.maximum(tl.max(top, axis=0) / largest, least)
+        for start in range(0, width, block):
+            value = _gated(given, start + at, start + at < width, width, is_gelu)
+            _store_rounded(value, scale, into + start + at, largest, start + at < width)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
 def scaled(value, scale, gain, dtype: tl.constexpr):
     """Return value * scale * gain, rounded to dtype where an RMSNorm rounds: after each product. Result: float32."""
     rounded = (value * scale).to(dtype).to(tl.float32)
@@ -250,10 +301,12 @@ def _round_rows_kernel(x, out, scales, width, largest, least, block: tl.constexp
     tl.store(scales + row, scale)
     for start in range(0, width, block):
         inside = start + at < width
-        value = tl.load(x + row * width + start + at, mask=inside, other=0.0).to(tl.float32) / scale
-        value = tl.minimum(tl.maximum(value, -largest), largest)
-        tl.store(out + row * width + start + at, value.to(out.dtype.element_ty), mask=inside)
+        value = tl.load(x + row * width + start + at, mask=inside, other=0.0).to(tl.float32)
+        _store_rounded(value, scale, out + row * width + start + at, largest, inside)
 
+
+GATED_ROW: Final = 16384
+"""Widest row of gated values that a program keeps in registers; it reads wider ones twice."""
 
 MANY_ROWS: Final = 1024
 """Rows from which on programs of 4 warps normalize one row each: more of them, and more loads, are in flight."""
@@ -361,6 +414,31 @@ def gated_activation(pair: Tensor, *, is_gelu: bool = False) -> Tensor:
         pair, out, width, block=block, is_gelu=is_gelu, **launch_options(pair.device)
     )
     return out
+
+
+def gated_rounded(pair: Tensor, *, is_gelu: bool = False) -> tuple[Tensor, Tensor]:
+    """Return `round_rows(gated_activation(pair))` from one kernel, in the same bits."""
+    rows, width = pair.shape[0], pair.shape[1] // 2
+    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=pair.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=pair.device)
+    if rows:
+        whole = max(128, int(triton.next_power_of_2(width)))
+        is_single = whole <= GATED_ROW
+        _gate_round_kernel[(rows,)](
+            pair,
+            out,
+            scales,
+            width,
+            LARGEST,
+            LEAST_SCALE,
+            block=whole if is_single else 4096,
+            is_single=is_single,
+            is_gelu=is_gelu,
+            # Few programs at once, so that the second pass over wide rows reads the L2 cache.
+            num_warps=max(4, whole // 1024) if is_single else 16,
+            **launch_options(pair.device),
+        )
+    return out, scales
 
 
 def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
