@@ -54,6 +54,11 @@ def output(request: str, count: int, part: str = "", side: Side = "after") -> Po
     return Point(request=request, sender=WORKER, message="Outputs", part=part, count=count, side=side)
 
 
+def planned(request: str, name: str) -> Point:
+    """Return the point at which the conductor has chosen a worker for the walk `name`, and no worker knows it."""
+    return Point(request=request, sender="conductor", message="RunWalks", part=name, side="before")
+
+
 def started(request: str, name: str, delay_s: float = 0.0) -> Point:
     """Return the point at which a worker has had the walk `name` for `delay_s` seconds."""
     return Point(request=request, sender="conductor", message="RunWalks", part=name, delay_s=delay_s)

@@ -17,16 +17,24 @@ from mstar_bagel.graph import SAVED_STEPS
 from tests.survival.families import FAMILIES
 from tests.survival.judge import Judge, judge_of
 from tests.survival.mortal import Mortal
-from tests.survival.points import FOLLOWER, PHASES, VICTIMS, WORKER, Point, points_of
+from tests.survival.points import FOLLOWER, PHASES, VICTIMS, WORKER, Point, planned, points_of
 from tests.survival.strikes import Sent, Strike
 
 GROUP = "orpheus_tp2"
 ALWAYS = "orpheus"
 """The family whose every phase meets every death without `slow`."""
 
-MIDDLE = {"orpheus": "codec", "qwen3_omni": "decode", "bagel": "flow", "pi05": "prefill", "vjepa2_ac": "rollout"}
-"""Phase of the first of two deaths. The request cannot end without the process that dies: the worker alone reports the
-end of a request with its last outputs, so that these end one whose conductor has just died, as all of Pi0.5 do."""
+FIRST = {
+    "orpheus": PHASES["orpheus"]["codec"],
+    "qwen3_omni": PHASES["qwen3_omni"]["decode"],
+    "bagel": PHASES["bagel"]["flow"],
+    "pi05": planned("act", "prefill"),
+    "vjepa2_ac": PHASES["vjepa2_ac"]["rollout"],
+}
+"""Point of the first of two deaths: the request cannot end without any of the processes.
+
+Pi0.5 gets both walks at once, and its worker reports the end with the outputs. So its conductor must die before.
+"""
 
 
 def victims_of(family: str) -> tuple[str, ...]:
@@ -50,7 +58,7 @@ def cases() -> Iterator[Any]:
 def pairs() -> Iterator[Any]:
     """Yield the deaths of two different processes; each first victim runs once without `slow`."""
     chosen = {(ALWAYS, WORKER, "conductor"), (ALWAYS, "conductor", "api"), (ALWAYS, "api", WORKER)}
-    for family in MIDDLE:
+    for family in FIRST:
         for first, second in permutations(VICTIMS, 2):
             marks = () if (family, first, second) in chosen else (pytest.mark.slow,)
             yield pytest.param(family, first, second, id=f"{family}-{first}-{second}", marks=marks)
@@ -86,7 +94,7 @@ async def test_a_death_changes_nothing_that_the_client_receives(
 async def test_a_second_death_while_a_request_resumes(
     family: str, first: str, second: str, judges: dict[str, Judge]
 ) -> None:
-    judge, point = await judge_for(family, judges), PHASES[family][MIDDLE[family]]
+    judge, point = await judge_for(family, judges), FIRST[family]
     again = Strike(victim=second, sender="api", message="NewRequest")
     assert await judge.flaws(point.request, point.strike(first), again) == []
 
