@@ -141,6 +141,7 @@ class Loads:
         self.clients = Clients(running.plan.port)
         self.scale: Scale = options.scale
         self.repeats: int = options.repeats
+        self.questions: int = options.questions or max(3, options.repeats)
         self.only: list[str] = options.only
         self.figures = sections.figures
         self._seed = 0
@@ -176,7 +177,7 @@ class Loads:
 
     def first_token(self, side: int) -> dict[str, Any]:
         """Measure the time to the first token of an answer about one image. Returns the waterfall of the last one."""
-        found = [self._ask(self._question(side, 16, 2)) for _ in range(max(3, self.repeats) + 1)][1:]
+        found = [self._ask(self._question(side, 16, 2)) for _ in range(self.questions + 1)][1:]
         self.figures.add(f"i2t_{side}_ttft", [heard.first_s for heard in found])
         return {"trace": self.running.last_trace()}
 
@@ -333,6 +334,7 @@ def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--questions", type=int, help="first tokens of each size; default: --repeats, at least 3")
     parser.add_argument("--only", nargs="*", default=[], metavar="SECTION", help="names of the sections to run")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
