@@ -218,6 +218,10 @@ class PreparedLayer(nn.Module):
         """Sizes. Of layers of one type and equal sizes, which launch the same kernels, one is traced."""
         return None
 
+    def first_weight(self) -> Tensor | None:
+        """Return a weight that tells its device and dtype; None if it has none."""
+        return next(self.parameters(recurse=True), None)
+
     def fuse_projections(self) -> bool:
         """Fuse its projections into one weight. Returns whether they are fused."""
         return False
@@ -247,7 +251,7 @@ def fuse_projections(module: nn.Module) -> int:
     for layer in module.modules():
         if not isinstance(layer, PreparedLayer):
             continue
-        first = next(layer.parameters(recurse=True), None)
+        first = layer.first_weight()
         if first is not None and first.is_cuda and first.dtype != torch.float32:
             count += layer.fuse_projections()
     return count

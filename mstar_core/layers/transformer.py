@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from mstar_core.layers.linear import (
     project_partial,
     sum_partials,
     uses_fused_kernels,
+    uses_small_m,
     weight_of,
 )
 from mstar_core.layers.lora import AdapterBank
@@ -60,7 +61,11 @@ class TokenEmbedding(nn.Embedding):
         return {} if self.shard.is_whole else {"weight": Slice.part(0, self._rows, self.vocab)}
 
 
-class Head(nn.Module):
+HEAD_ROWS: Final = 64
+"""Rows of a head's weight on a GPU are a multiple of this: the library's fast kernels need aligned rows of logits."""
+
+
+class Head(PreparedLayer):
     """Language-model head: hidden [n, width] -> logits [n, vocab] in the weight's dtype. The weight may be tied.
 
     shard: the rows of the weight are divided among the ranks of a group, and the logits are gathered.
@@ -72,6 +77,7 @@ class Head(nn.Module):
         self._tied = (tied_to,) if tied_to is not None else None
         self.shard = shard
         self._vocab = vocab
+        self._padded: Tensor | None = None
         if tied_to is None:
             rows = shard.padded_rows(vocab)
             self.weight = nn.Parameter(nn.Linear(width, rows, bias=False).weight.detach(), requires_grad=False)
@@ -81,9 +87,28 @@ class Head(nn.Module):
         return self._tied[0].weight if self._tied is not None else self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = self._values
-        logits = project(hidden.to(weight.dtype), LinearWeight(weight))
+        weight = LinearWeight(self._values)
+        hidden = hidden.to(weight.values.dtype)
+        if self._padded is not None and not uses_small_m(hidden, weight):
+            return project(hidden, LinearWeight(self._padded))[:, : len(weight.values)]
+        logits = project(hidden, weight)
         return logits if self.shard.is_whole else self.shard.gather(logits)[:, : self._vocab]
+
+    def first_weight(self) -> Tensor | None:
+        """See PreparedLayer. A tied weight is not its parameter."""
+        return self._values
+
+    def fuse_projections(self) -> bool:
+        """Pad the rows of the weight to a multiple of HEAD_ROWS; the weight itself becomes a view of them.
+
+        Logits of a multiple of 8 columns take 0.55 of the time for 128 rows of a vocabulary of 156,940.
+        """
+        owner, weight = self._tied[0] if self._tied is not None else self, self._values
+        missing = -len(weight) % HEAD_ROWS
+        if self._padded is None and missing and self.shard.is_whole:
+            self._padded = torch.cat([weight.detach(), weight.new_zeros(missing, weight.shape[1])])
+            owner.weight.data = self._padded[: len(weight)]
+        return self._padded is not None
 
     def slices(self) -> Mapping[str, Slice]:
         """Return the part of the vocabulary that this rank holds; empty if the weight is tied or whole."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from mstar_core.layers import float8, linear
-from mstar_core.layers.linear import LinearWeight, library_gemm
+from mstar_core.layers import Head, float8, linear
+from mstar_core.layers.linear import LinearWeight, fuse_projections, library_gemm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,6 +116,15 @@ def test_replays_give_the_same_bits(cuda: torch.device) -> None:
             assert all(torch.equal(one, two) for one, two in zip(eager, captured, strict=True))
 
 
+@pytest.mark.parametrize("rows", [1, 64, 72, 128])
+def test_a_padded_head_equals_float64(cuda: torch.device, rows: int) -> None:
+    head = Head(128, 1001).to(cuda, torch.bfloat16)
+    hidden = torch.randn(rows, 128, device=cuda, dtype=torch.bfloat16)
+    wanted = hidden.double() @ head.weight.double().T
+    assert fuse_projections(head) == 1
+    assert (head(hidden).double() - wanted).norm() < 0.01 * wanted.norm()
+
+
 def test_unsupported_products_use_the_library(cuda: torch.device) -> None:
     narrow, weights = random_weight(cuda, 96, 100, "bfloat16"), random_weight(cuda, 96, 256, "bfloat16")
     assert not linear.uses_small_m(drawn(cuda, 2, 100), narrow)
@@ -136,7 +145,6 @@ def test_many_rows_of_float8_weights_equal_float64(cuda: torch.device) -> None:
 
 def test_a_quantized_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> None:
     from mstar_core.layers import GatedMLP
-    from mstar_core.layers.linear import fuse_projections
     from mstar_core.layers.quantize import quantize
 
     one = GatedMLP(256, 384).bfloat16().requires_grad_(False)

@@ -166,3 +166,22 @@ def test_a_tied_head_has_no_parameter_of_its_own() -> None:
     with torch.no_grad():
         embedding.weight.fill_(2.0)
     assert tied(torch.ones(1, 4)).tolist() == [[8.0] * 7] and tied(torch.ones(1, 4)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "own weight"])
+def test_a_padded_head_gives_aligned_rows_of_the_same_logits(is_tied: bool) -> None:
+    embedding = TokenEmbedding(71, 4)
+    head, hidden = Head(4, 71, tied_to=embedding if is_tied else None), torch.randn(5, 4)
+    weight = embedding.weight if is_tied else head.weight
+    wanted = hidden @ weight.detach().T
+    assert head.fuse_projections() and head.fuse_projections()
+    logits = head(hidden)
+    assert torch.allclose(logits, wanted, atol=1e-6) and logits.stride() == (128, 1)
+    with torch.no_grad():
+        weight.mul_(2)  # what the embedding reads is what the head multiplies
+    assert torch.allclose(head(hidden), 2 * wanted, atol=1e-6)
+    assert list(head.state_dict()) == ([] if is_tied else ["weight"]) and weight.shape == (71, 4)
+
+
+def test_a_head_of_aligned_rows_is_not_padded() -> None:
+    assert not Head(4, 128).fuse_projections()

@@ -47,8 +47,9 @@ class Sampler:
         masks (`masks.fields`) set forbidden ids to minus infinity before everything else.
         """
         subset = self.subset
-        # The CUDA kernels read any float type, which saves a float32 copy of the logits.
-        logits = subset.suppress(logits.contiguous())
+        # The CUDA kernels read any float type and rows that lie apart, which saves copies of the logits.
+        is_apart = logits.stride(1) == 1 and logits.stride(0) >= logits.shape[1]
+        logits = subset.suppress(logits if is_apart else logits.contiguous())
         if MASKS in columns:
             logits = masked(logits, columns[MASKS], columns[MASK_ROWS], subset)
         if encoding.adjusts(columns):

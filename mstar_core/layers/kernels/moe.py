@@ -354,6 +354,10 @@ def tilings(x: Tensor, inner: int, pairs: int, experts: int, *, widens: bool = F
         tiling = MoETiling(block=64, step=32, rows=16, stages=2)
     elif tokens <= FEW_TOKENS:
         tiling = MoETiling(block=64, step=128, rows=16, stages=4 if has_room else 3)
+        if widens and has_room:
+            # Measured for the Thinker's sizes: 0.91 of the time for 1 and 32 tokens. The down GEMM gains nothing.
+            small = MoETiling(block=32, step=128, rows=16, stages=6, warps=2)
+            return _fitted(small, width), _fitted(tiling, inner)
     elif pairs <= MANY_ROWS * experts:
         tiling = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
     elif widens:

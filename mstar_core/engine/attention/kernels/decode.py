@@ -33,6 +33,9 @@ MAX_CHUNKS: Final = 16
 KEYS: Final = 32
 """Keys per iteration of the inner loop."""
 
+NARROW: Final = 128
+"""Widest head whose program is one warp with three tiles of keys in flight: many small programs read fastest."""
+
 MAX_GROUPS: Final = 16
 """Most query heads per KV head: the rows of one MMA instruction."""
 
@@ -234,8 +237,8 @@ class DecodeAttention:
             keys=KEYS,
             padded=MAX_GROUPS,
             has_norms=norms is not None,
-            num_warps=4,
-            num_stages=2,
+            num_warps=1 if self._width <= NARROW else 4,
+            num_stages=3 if self._width <= NARROW else 2,
             **launch_options(pool.device),
         )
         return out
