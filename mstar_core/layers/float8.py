@@ -25,6 +25,10 @@ LEAST_SCALE: Final = 1e-30
 ALIGNMENT: Final = 16
 """Outputs and inputs of a product on tensor cores are multiples of this number."""
 
+FAST_INPUTS: Final = 4096
+"""Most inputs of a product that tensor cores sum by themselves. They keep fewer bits of a sum than float32, which shows
+in long ones; those are added up in float32 every 128 inputs."""
+
 CAPABILITY: Final = (9, 0)
 """Least compute capability of a GEMM with scales of rows and columns."""
 
@@ -70,7 +74,13 @@ def gemm_rounded(
     rounded, scales = rows
     if rounded.is_cuda:
         out: Tensor = torch._scaled_mm(
-            rounded, values.t(), scale_a=scales[:, None], scale_b=scale[None], bias=bias, out_dtype=dtype
+            rounded,
+            values.t(),
+            scale_a=scales[:, None],
+            scale_b=scale[None],
+            bias=bias,
+            out_dtype=dtype,
+            use_fast_accum=values.shape[1] <= FAST_INPUTS,
         )
         return out
     product = linear(rounded.float() * scales[:, None], values.float() * scale[:, None])
