@@ -40,9 +40,9 @@ from mstar_core.config.live import take_live
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.constraints.vocabulary import TokenTable
 from mstar_core.errors import PluginError, Unavailable
-from mstar_core.host.certificates import load_certificate
 from mstar_core.host.ports import bind_port
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.host.tls.certificates import load_certificate
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.loader import bound_model
 from mstar_core.plugin.processor import ConstrainableProcessor, Detokenizer

@@ -23,9 +23,9 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StartError, StateConflict, Unavailable
 from mstar_core.host.api_keys import with_keys
-from mstar_core.host.certificates import load_certificate
 from mstar_core.host.readings.gpus import GpuReader, library
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.host.tls.certificates import load_certificate
 from mstar_core.messages.adapters import AdapterDone
 from mstar_core.messages.life import (
     Beat,

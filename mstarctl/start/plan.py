@@ -23,7 +23,6 @@ from mstar_core.config.resolved import ApiConfig, NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.aliases import next_link
 from mstar_core.host.api_keys import with_keys
-from mstar_core.host.certificates import load_certificate
 from mstar_core.host.gpu_locks import MemoryClaim
 from mstar_core.host.groups import group_id
 from mstar_core.host.hardware.fake_memory import fake_key, fake_memory, ledger_device
@@ -32,6 +31,7 @@ from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.network import LOOPBACK
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory
+from mstar_core.host.tls.certificates import load_certificate
 from mstar_core.plugin import ModelSpec
 from mstar_core.weights.folder_check import check_folder
 from mstarctl.client.log_dirs import check_log_dir

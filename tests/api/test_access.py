@@ -75,8 +75,11 @@ async def test_with_a_certificate_the_port_speaks_https_alone(started: Started, 
             given = {"text": "x", "streaming": "false", "output_modalities": "audio"}
             answers = [await client.post(f"{url}/generate", data=given, files=picture) for _ in range(2)]
             assert [answer.status_code for answer in answers] == [200, 200]
-        with pytest.raises(httpx.HTTPError):
-            await api.client.get("/health")
+        for given in ("GET", "DELETE", "POST"):
+            refused = await api.client.request(given, "/health", content=b"a" * 300_000 if given == "POST" else None)
+            body = refused.json()
+            assert (refused.status_code, body["error"]["code"]) == (400, "https_required")
+            assert "https://" in body["detail"] == body["error"]["message"]
 
 
 def test_a_certificate_that_cannot_be_used_is_a_failed_start(certificate: tuple[str, str]) -> None:

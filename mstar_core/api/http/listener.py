@@ -21,6 +21,7 @@ from sanic import Sanic
 from mstar_core.api.handover.keeper import MOST_ADOPTIONS, RESET, Keeper, KeptConnection
 from mstar_core.api.http.connection import HEAD_S, Connection
 from mstar_core.api.http.websocket import dismiss
+from mstar_core.host.tls.plain_http import refuse, speaks_http
 
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64
@@ -210,6 +211,9 @@ class Listener:
         tls = self.tls
         handshake_s = HEAD_S if tls is not None else None
         try:
+            if tls is not None and await speaks_http(client, HEAD_S):
+                await refuse(client)
+                return
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(self._app, self.connections, self._state, kept),
                 client,
@@ -217,8 +221,8 @@ class Listener:
                 ssl_handshake_timeout=handshake_s,
             )
             return
-        except OSError:
-            pass  # the client is gone, or its handshake failed
+        except OSError:  # the client is gone or silent, or its handshake failed
+            client.close()
         except Exception:  # isolation boundary: one connection
             client.close()
             log.exception("a connection could not be set up")

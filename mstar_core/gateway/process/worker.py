@@ -29,6 +29,7 @@ from mstar_core.gateway.parts import Fleet, Gate
 from mstar_core.gateway.process.admin import AdminRoutes
 from mstar_core.gateway.process.keeper import HANDOVER, READY, spec_file
 from mstar_core.gateway.process.spec import GatewaySpec
+from mstar_core.gateway.process.tls_site import TlsSite
 from mstar_core.gateway.serve_file import ServeFile, load_serve_file
 from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.host.private_files import write_private
@@ -127,7 +128,11 @@ class GatewayWorker:
         )
         runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await runner.setup()
-        site = web.SockSite(runner, listener, ssl_context=self.tls, backlog=BACKLOG)
+        site: web.BaseSite = (
+            web.SockSite(runner, listener, backlog=BACKLOG)
+            if self.tls is None
+            else TlsSite(runner, listener, self.tls, backlog=BACKLOG)
+        )
         admin_runner = web.AppRunner(AdminRoutes(self).app(), access_log=None, shutdown_timeout=1.0)
         await admin_runner.setup()
         admin_site = web.SockSite(admin_runner, admin)

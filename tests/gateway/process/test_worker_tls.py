@@ -8,7 +8,6 @@ import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,15 +125,24 @@ async def test_a_client_without_the_authority_does_not_send_its_request(secure: 
         assert (await chat(client, secure.url)).startswith("200"), "others are not disturbed"
 
 
-async def test_plain_http_ends_without_an_answer_and_https_goes_on(secure: Secure) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", secure.port)
-    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-    async with asyncio.timeout(LIMIT_S):
-        with suppress(ConnectionError):  # closed with bytes of the request unread
-            assert b"HTTP/1.1" not in await reader.read()
-    writer.close()
+async def test_plain_http_is_refused_with_the_way_out_and_https_goes_on(secure: Secure) -> None:
+    plain = secure.url.replace("https:", "http:")
+    async with aiohttp.ClientSession() as client, asyncio.timeout(LIMIT_S):
+        async with client.post(f"{plain}/v1/chat/completions", json={"prompt": "a" * 300_000}) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (400, "https_required") and "https://" in error["message"]
+        async with client.head(f"{plain}/health") as response:
+            assert response.status == 400
     async with secure.client() as client:
         assert (await chat(client, secure.url)).startswith("200")
+
+
+async def test_a_silent_connection_delays_neither_others_nor_the_end(secure: Secure) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", secure.port)
+    async with secure.client() as client:
+        assert (await chat(client, secure.url)).startswith("200")
+    secure.worker.stop(is_final=True)  # the fixture waits for the end of the worker
+    writer.close()
 
 
 async def test_a_reload_takes_a_new_certificate_for_new_connections(secure: Secure, tmp_path: Path) -> None:

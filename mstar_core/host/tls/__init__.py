@@ -1,0 +1,1 @@
+"""TLS of ports: certificates, and plain HTTP on a port that has one."""
