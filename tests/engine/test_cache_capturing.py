@@ -1,4 +1,4 @@
-"""Recording a graph keeps the collector off, whatever becomes of the block. The graphs themselves are a GPU's."""
+"""Recording a graph keeps the collector off, whatever becomes of the block, and replays it once. Graphs are a GPU's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ import torch
 from mstar_core.engine.cuda_graphs.cache import capturing
 
 
+class Graph:
+    """A graph that counts its replays."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
@@ -22,7 +32,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(capture_error_mode)
         yield
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     return found
 
@@ -31,6 +41,12 @@ def test_nothing_is_collected_while_a_graph_is_recorded(modes: list[str]) -> Non
     with capturing():
         assert not gc.isenabled()
     assert gc.isenabled() and modes == ["thread_local"]
+
+
+def test_a_recorded_graph_has_run_once_before_its_first_step(modes: list[str]) -> None:
+    with capturing() as graph:
+        assert graph.replays == 0
+    assert graph.replays == 1
 
 
 def test_the_collector_is_on_again_after_an_error(modes: list[str]) -> None:

@@ -134,7 +134,8 @@ def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iter
     workspace of the stream that they were captured on, so graphs that may run at the same time need streams of their
     own. On a shared one a decoder beside an encoder was seen to hang.
     The garbage collector is off meanwhile: it could free the graph of another node, which ends a capture with an error.
-    Calls of other threads are not captured.
+    Calls of other threads are not captured. The graph is replayed once, because its first replay uploads it to the
+    device: the buffers must hold values that the captured launches may run on.
     """
     graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()
@@ -144,6 +145,7 @@ def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iter
     finally:
         if was_on:
             gc.enable()
+    graph.replay()
 
 
 class StaticStep(ABC, Generic[T]):

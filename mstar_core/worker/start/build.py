@@ -52,7 +52,14 @@ from mstar_core.plugin.processor import ConstrainableProcessor
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
 from mstar_core.worker.start.compile_pass import TracedNode, compile_rank
-from mstar_core.worker.start.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
+from mstar_core.worker.start.warmup import (
+    needs_samples,
+    rehearse,
+    samples_only_ids,
+    warm_module,
+    warm_prefill,
+    warm_walks,
+)
 from mstar_core.worker.state.walks import resident_loops
 
 if TYPE_CHECKING:
@@ -290,6 +297,9 @@ def _warm_up(
         node.runner.capture_usual()
     if spec.warm == "full":
         capture_planned({node.spec.name: node.runner for node in nodes}, life)
+    rehearse(
+        model, rank.rank, runners, spec.max_seq_len, lambda sample: life.phase("warm", detail=f"once more: {sample}")
+    )
 
 
 def capture_planned(runners: Mapping[str, NodeRunner], life: ChildLife) -> None:

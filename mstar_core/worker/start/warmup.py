@@ -1,7 +1,7 @@
 """Warm-up of a GPU's nodes before the first request: kernels load, compile and choose their plans at first use.
 
 A module may warm itself up (`warm_up`, `requests`). For the others the model's samples run through their walks, with
-zeros of the declared shapes and dtypes.
+zeros of the declared shapes and dtypes. At the end `rehearse` runs samples on the captured steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,8 +21,9 @@ from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.module import node_module
 from mstar_core.engine.ports import id_port
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.warmup import uncounted
 from mstar_core.errors import MstarError
-from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_nodes, loops, walk_inputs
+from mstar_core.graph import KV_CACHE, GraphNode, Loop, NodeSpec, PortType, graph_nodes, loops, walk_inputs
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message
@@ -29,7 +31,7 @@ from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks
 from mstar_core.plugin.check.dry_run import sample_request, sample_runs
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.program import Fork, Run, RunInput, Segment, Signal
-from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.spec import ModelSpec, Sample
 from mstar_core.transport.dtypes import Array, storage
 from mstar_core.transport.message_parts import inline_numbers
 from mstar_core.transport.tensors import inline
@@ -44,6 +46,12 @@ log = logging.getLogger(__name__)
 TOKENS = 8
 ITERATIONS: Final = 2
 """Iterations of each loop in the walks of a sample."""
+
+REHEARSED: Final = 32
+"""Iterations of the first loop of each name that draws ids, in a rehearsal: enough for a window of a codec."""
+
+REHEARSAL_S: Final = 0.4
+"""Time after which a rehearsal begins no further sample."""
 
 WARMUP: Final = Handle(-1)
 """Handle of warm-up requests; no client's request has it."""
@@ -115,33 +123,84 @@ def warm_walks(
     """
     seen: set[tuple[object, ...]] = set()
     for sample in model.samples if nodes else ():
-        local = {
-            partition: wishes
-            for partition, wishes in sample_runs(model, sample).items()
-            if all(_nodes(model, run) <= runners.keys() for run in wishes if isinstance(run, Run))
-        }
-        runs = [run for wishes in local.values() for run in wishes if isinstance(run, Run)]
-        shapes = {_shapes(run) for run in runs if _nodes(model, run) & set(nodes)}
+        local = _local_runs(model, sample, runners)
+        shapes = {_shapes(run) for run in _runs(local) if _nodes(model, run) & set(nodes)}
         if not shapes - seen:
             continue
         seen |= shapes
         report(sample.name)
-        params = sample_request(model, sample).params
-        values = {spec.name: getattr(params, spec.name) for spec in param_specs(model.params)}
-        warmup = _WarmupRequest(model, rank, runners, sample.values, level)
-        try:
-            warmup.run(local, values, sorted(sample.outputs), max_tokens)
-        except MstarError as error:
-            log.log(level, "the warm-up with sample %s failed: %s", sample.name, error)
+        _run_sample(_WarmupRequest(model, rank, runners, sample.values, level), sample, local, max_tokens)
+
+
+def rehearse(
+    model: ModelSpec,
+    rank: int,
+    runners: Mapping[str, NodeRunner],
+    max_tokens: int,
+    report: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run samples again, after the last capture, until each walk of this rank has run, or for `REHEARSAL_S`.
+
+    A first request would otherwise meet memory that the captures gave back, first replays of prompts, and host paths
+    that have not run. Counts of graphs stay as they are, and prefixes of samples are forgotten.
+    """
+    until, walks, drawing = clock() + REHEARSAL_S, set[str](), set[str]()
+    with ExitStack() as counts:
+        for runner in runners.values():
+            counts.enter_context(uncounted(runner))
+        for sample in model.samples:
+            local = _local_runs(model, sample, runners)
+            new = {run.walk for run in _runs(local)} - walks
+            if not new:
+                continue
+            if clock() >= until:
+                break
+            walks |= new
+            report(sample.name)
+            request = _WarmupRequest(model, rank, runners, sample.values, logging.DEBUG, drawing)
+            _run_sample(request, sample, local, max_tokens)
+    for runner in runners.values():
+        runner.forget_prefixes()
+
+
+def _local_runs(model: ModelSpec, sample: Sample, runners: Mapping[str, NodeRunner]) -> dict[str, list[Run | Fork]]:
+    """Return the runs and forks of the partitions of a sample that lie on this rank as a whole."""
+    return {
+        partition: wishes
+        for partition, wishes in sample_runs(model, sample).items()
+        if all(_nodes(model, run) <= runners.keys() for run in wishes if isinstance(run, Run))
+    }
+
+
+def _runs(local: Mapping[str, list[Run | Fork]]) -> list[Run]:
+    return [run for wishes in local.values() for run in wishes if isinstance(run, Run)]
+
+
+def _run_sample(warmup: _WarmupRequest, sample: Sample, local: Mapping[str, list[Run | Fork]], max_tokens: int) -> None:
+    params = sample_request(warmup.model, sample).params
+    values = {spec.name: getattr(params, spec.name) for spec in param_specs(warmup.model.params)}
+    try:
+        warmup.run(local, values, sorted(sample.outputs), max_tokens)
+    except MstarError as error:
+        log.log(warmup.level, "the warm-up with sample %s failed: %s", sample.name, error)
 
 
 class _WarmupRequest:
     """One synthetic request that runs on this rank with its results dropped."""
 
     def __init__(
-        self, model: ModelSpec, rank: int, runners: Mapping[str, NodeRunner], filled: FilledInputs, level: int
+        self,
+        model: ModelSpec,
+        rank: int,
+        runners: Mapping[str, NodeRunner],
+        filled: FilledInputs,
+        level: int,
+        drawing: set[str] | None = None,
     ) -> None:
+        """drawing: loops that have drawn `REHEARSED` ids; others do so now, and are added. None: no loop does."""
         self.filled = filled
+        self.drawing = drawing
         self.level = level
         self.model = model
         self.rank = rank
@@ -202,7 +261,7 @@ class _WarmupRequest:
         return RunWalk(
             run=number,
             walk=run.walk,
-            max_iters={loop.name: ITERATIONS for loop in loops(walk)},
+            max_iters={loop.name: self._iterations(loop) for loop in loops(walk)},
             branches=list(run.branches),
             sample=run.sample,
             keep=list(run.keep),
@@ -211,6 +270,12 @@ class _WarmupRequest:
             inputs={port: self._input(value, port, types[port]) for port, value in run.inputs.items()},
             forks=forks,
         )
+
+    def _iterations(self, loop: Loop) -> int:
+        if self.drawing is None or loop.stop is None or loop.name in self.drawing:
+            return ITERATIONS
+        self.drawing.add(loop.name)
+        return REHEARSED
 
     def _input(self, value: RunInput, port: str, kind: PortType) -> RunInputRef:
         if isinstance(value, tuple):
