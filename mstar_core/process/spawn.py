@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.host.cache_dir import TRITON_CACHE, triton_cache
+from mstar_core.host.cache_dir import TRITON_CACHE, bytecode_environment, triton_cache
 from mstar_core.host.leftovers import ENTRY
 from mstar_core.host.readings.processes import is_suspended, main_thread_s
 from mstar_core.process.failures import read_fatal
@@ -120,7 +120,8 @@ async def start_process(
 def child_environment(spec: DeploymentSpec) -> dict[str, str]:
     """Return the environment of children: one compute thread each, our modules on the path, unbuffered output.
 
-    Triton caches compiled kernels in the deployment's cache folder, unless TRITON_CACHE_DIR names another.
+    Triton caches compiled kernels in the deployment's cache folder, unless TRITON_CACHE_DIR names another, and so does
+    Python its bytecode, if it keeps none elsewhere.
     """
     on_cpu = all(r.device == "cpu" for r in spec.plan.ranks if r.host == spec.on_host)
     kernels = {} if on_cpu else {TRITON_CACHE: str(triton_cache(spec.cache_dir))}
@@ -129,6 +130,7 @@ def child_environment(spec: DeploymentSpec) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",  # further threads spin between the small copies of a GPU worker, on up to 11 cores
         "MKL_NUM_THREADS": "1",
         **kernels,
+        **bytecode_environment(spec.cache_dir),
         "PYTHONPATH": PARENT_PATH,
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from mstar_core.worker.main import main
+import sys
+
+from mstar_core.worker.start.early_device import open_early
+
+open_early(sys.argv[1:])  # before PyTorch is imported
+
+from mstar_core.worker.main import main  # noqa: E402 see above
 
 main()

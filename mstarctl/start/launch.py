@@ -15,6 +15,7 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
+from mstar_core.host.cache_dir import bytecode_environment
 from mstar_core.host.groups import group_id
 from mstar_core.host.private_files import write_private
 from mstar_core.host.run_dir import RunDirectory
@@ -56,7 +57,8 @@ def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) ->
     spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name, spec.logs)))
     path = Path(spec.log_dir) / "start.json"  # not in the run directory, which another start of the name clears
     write_private(path, spec.encode())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in map(_absolute, sys.path) if word)}
+    paths = os.pathsep.join(word for word in map(_absolute, sys.path) if word)
+    environment = {**os.environ, **bytecode_environment(spec.cache_dir), "PYTHONPATH": paths}
     with open(Path(spec.log_dir) / "supervisor.log", "ab") as log:
         try:
             process = subprocess.Popen(

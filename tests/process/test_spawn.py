@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
+from mstar_core.host import cache_dir
 from mstar_core.host.cache_dir import TRITON_CACHE
 from mstar_core.process.spawn import child_environment
 
@@ -33,3 +34,13 @@ def test_every_process_computes_with_one_thread(device: str, tmp_path: Path, mon
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     made = child_environment(spec(device, tmp_path))
     assert made["OMP_NUM_THREADS"] == made["MKL_NUM_THREADS"] == "1"
+
+
+def test_children_keep_bytecode_in_the_cache_where_python_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(cache_dir.BYTECODE, raising=False)
+    monkeypatch.setenv(cache_dir.UNWRITTEN, "1")
+    monkeypatch.setattr(cache_dir, "cache_from_source", lambda source: str(tmp_path / "missing"))
+    made = child_environment(spec("cpu", tmp_path))
+    assert (made[cache_dir.BYTECODE], made[cache_dir.UNWRITTEN]) == (str(tmp_path / "bytecode"), "")
