@@ -172,15 +172,20 @@ def decode_kernel(
         turn = tl.atomic_add(arrived + sequence * kv_heads + head, 1, sem="acq_rel", scope="gpu")
         if turn == chunks - 1:
             tl.debug_barrier()
+            # All query heads at once: a loop over them would wait for memory once for each.
             part = tl.arange(0, chunks)
-            for one in tl.static_range(groups):
-                lane = here + (part * groups + one) * (width + 2)
-                sums = tl.load(lane + width, cache_modifier=".cg")
-                tops = tl.load(lane + width + 1, cache_modifier=".cg")
-                rows = tl.load(lane[:, None] + at[None, :], cache_modifier=".cg")
-                weight = tl.exp2(tops - tl.max(tops, axis=0))
-                result = tl.sum(rows * weight[:, None], axis=0) / tl.sum(sums * weight, axis=0)
-                tl.store(output + one * width + at, result.to(dtype))
+            ends = here + (part[None, :] * groups + group[:, None]) * (width + 2) + width
+            is_head = (group < groups)[:, None] & (part >= 0)[None, :]
+            sums = tl.load(ends, mask=is_head, other=1.0, cache_modifier=".cg")
+            tops = tl.load(ends + 1, mask=is_head, other=0.0, cache_modifier=".cg")
+            weight = tl.exp2(tops - tl.max(tops, axis=1)[:, None])
+            weight /= tl.sum(sums * weight, axis=1)[:, None]
+            result = tl.zeros((padded, width), tl.float32)
+            for one in tl.static_range(chunks):
+                lane = here + (one * groups + group) * (width + 2)
+                rows = tl.load(lane[:, None] + at[None, :], mask=stored, other=0.0, cache_modifier=".cg")
+                result += rows * tl.sum(tl.where(part[None, :] == one, weight, 0.0), axis=1)[:, None]
+            tl.store(output + group[:, None] * width + at[None, :], result.to(dtype), mask=stored)
             tl.store(arrived + sequence * kv_heads + head, 0)
 
 
