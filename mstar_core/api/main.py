@@ -45,7 +45,7 @@ from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.tls.certificates import load_certificate
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.loader import bound_model
-from mstar_core.plugin.processor import ConstrainableProcessor, Detokenizer
+from mstar_core.plugin.processor import ConstrainableProcessor, Detokenizer, WarmedProcessor
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.life import start_child
@@ -123,6 +123,7 @@ class ApiProcess:
         self._app: Sanic[Any, Any] | None = None
         self._service: Service | None = None
         self._token_table: Callable[[], TokenTable] | None = None
+        self._text_processor: Any = None
         self._listener: Listener | None = None
 
     @property
@@ -149,7 +150,7 @@ class ApiProcess:
         app = self._make_app(await self._detokenizer())
         if not (self.spec.api.bind_when_ready or self._is_restarted):
             await self._serve(app)
-        await self.pool.start()
+        await asyncio.gather(self.pool.start(), asyncio.to_thread(self._warm_text))
         if self._is_restarted:  # connections wait: those that were kept, and those in the backlog
             await self.link.wait_open(OPEN_S)
             await self._serve(app)
@@ -228,8 +229,18 @@ class ApiProcess:
         )
         if isinstance(processor, ConstrainableProcessor):
             self._token_table = functools.cache(processor.token_table)
+        self._text_processor = processor
         make: Callable[[], Detokenizer] = processor.detokenizer
         return make
+
+    def _warm_text(self) -> None:
+        """Load what the first text would load on the event loop, such as a tokenizer of 150,000 ids."""
+        if not isinstance(self._text_processor, WarmedProcessor):
+            return
+        try:
+            self._text_processor.warm_up()
+        except Exception:  # isolation boundary: a plugin's code; each request reports the problem
+            log.exception("the processor could not be warmed up in the api")
 
     def _spawn_serve(self, app: Sanic[Any, Any]) -> None:
         task = asyncio.ensure_future(self._serve(app))
