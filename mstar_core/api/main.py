@@ -10,6 +10,7 @@ import selectors
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,9 @@ OPEN_S: Final = 5.0
 
 CLOSE_S: Final = 5.0
 """Grace period for responses in progress when the process stops."""
+
+SWITCH_S: Final = 0.001
+"""Longest wait of a thread for the interpreter while the loop is busy; Python's own 5 ms delay large prompts."""
 
 DECODED: Final = ("image", "audio", "video")
 """Modalities whose files are decoded in the pool."""
@@ -299,6 +303,7 @@ def run(
     sock, store: see `ApiProcess`.
     """
     with guarded_run("api", incarnation, Path(spec.run_dir)):
+        sys.setswitchinterval(SWITCH_S)
         spin = Spin(wait_spin_s(spec))
         model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
         process = ApiProcess(

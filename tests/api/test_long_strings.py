@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mstar_core.api.http.long_strings import LONG_BYTES, cut
-from mstar_core.api.http.strict_json import parse_json
+from mstar_core.api.http.strict_json import parse_json, parse_shortened
 from mstar_core.errors import RequestError
 
 LONG = "QUJD" * LONG_BYTES
@@ -32,6 +32,21 @@ BODIES: dict[str, Any] = {
 @pytest.mark.parametrize("form", [{"ensure_ascii": False}, {"indent": 3}, {"separators": (",", ":")}], ids=str)
 def test_a_body_parses_to_its_value(name: str, form: dict[str, Any]) -> None:
     assert parse_json(json.dumps(BODIES[name], **form).encode()) == BODIES[name]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_is_short_without_its_long_strings_parses_at_once(name: str) -> None:
+    body = json.dumps(BODIES[name]).encode()
+    short, strings = cut(body)
+    found = parse_shortened(body, 4 * LONG_BYTES)
+    assert found == (BODIES[name] if strings and len(short) <= 4 * LONG_BYTES else None)
+    if strings:
+        assert parse_shortened(body, len(short) - 1) is None
+
+
+@pytest.mark.parametrize("end", [', "bad": }', "]", ', "data": 1}', "} more"])
+def test_an_invalid_body_is_left_to_the_parser_of_whole_bodies(end: str) -> None:
+    assert parse_shortened(('{"data": "' + LONG + '"' + end).encode(), 4 * LONG_BYTES) is None
 
 
 def test_long_strings_are_cut_and_other_text_stays() -> None:

@@ -17,9 +17,8 @@ LONG_BYTES: Final = 16 * 1024
 _KEY: Final = re.compile(rb'[{,]\s*"[^"\\]{1,64}"\s*:\s*$')
 _KEY_BYTES: Final = 128
 _QUOTE: Final = b'"'
-_BACKSLASH: Final = 0x5C
+_BACKSLASH: Final = b"\\"
 _FIRST_PRINTABLE: Final = 0x20
-_LAST_ASCII: Final = 0x7F
 
 
 def cut(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, str]]:
@@ -33,11 +32,13 @@ def cut(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, str]]:
     view, done = memoryview(body), 0
     nonce = f"cut-{secrets.token_hex(8)}-"
     for start, end in _runs(body):
-        content = view[start:end]
-        if not _is_plain(content) or not _KEY.search(body[max(0, start - 1 - _KEY_BYTES) : start - 1]):
+        if not _KEY.search(body[max(0, start - 1 - _KEY_BYTES) : start - 1]):
+            continue
+        content = _plain_text(view[start:end]) if body.find(_BACKSLASH, start, end) < 0 else None
+        if content is None:
             continue
         mark = f"{nonce}{len(strings)}"
-        strings[mark] = str(content, "ascii")
+        strings[mark] = content
         pieces += [view[done:start], mark.encode()]
         done = end
     return (b"".join([*pieces, view[done:]]), strings) if strings else (body, strings)
@@ -61,6 +62,11 @@ def _runs(body: bytes | bytearray) -> list[tuple[int, int]]:
     return runs
 
 
-def _is_plain(content: memoryview) -> bool:
-    codes = np.frombuffer(content, np.uint8)
-    return bool(codes.min() >= _FIRST_PRINTABLE and codes.max() <= _LAST_ASCII and not (codes == _BACKSLASH).any())
+def _plain_text(content: memoryview) -> str | None:
+    """Return the text of ASCII without control characters, None for any other content."""
+    if np.frombuffer(content, np.uint8).min() < _FIRST_PRINTABLE:
+        return None
+    try:
+        return str(content, "ascii")
+    except UnicodeDecodeError:
+        return None
