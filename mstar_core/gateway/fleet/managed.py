@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from mstar_core.gateway.fleet.managed_model import TURN_S, Failure, ManagedModel
 from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victims, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
+from mstar_core.gateway.fleet.turns import Turn, Turns
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, hosts_of
 from mstar_core.gateway.serve_values import KeepKind
@@ -66,7 +67,7 @@ class ManagedFleet:
         self._models: dict[str, ManagedModel] = {}
         self._members: dict[str, Member] = {}
         self._keeping: set[str] = set()  # deployments that keep copies of their weights on their host
-        self._rooms: dict[str, asyncio.Lock] = {}
+        self._turns = Turns()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopt(serve)
@@ -440,8 +441,8 @@ class ManagedFleet:
             return await self._start(model, patience_s)
         need = await self._need(model, asleep.host)
         try:
-            async with self._room(model, need, asleep.name, patience_s):
-                await self._taken(lambda: self._wake(asleep), model, need, asleep.name, patience_s)
+            async with self._room(model, need, asleep.name, patience_s) as turn:
+                await self._taken(lambda: self._wake(asleep), model, need, asleep.name, patience_s, turn)
                 asleep.state = ModelState.READY
                 self._has_come(asleep, model.began)
             return WOKEN
@@ -504,7 +505,7 @@ class ManagedFleet:
     async def _start_on(self, model: ManagedModel, host: str, need: Need, patience_s: float) -> str | None:
         """Start a deployment on a host. Returns LOADED, None if another gateway does it."""
         name = await self._free_name(model, host)
-        async with self._room(model, need, name, patience_s):
+        async with self._room(model, need, name, patience_s) as turn:
             before = self._owned.log_dir(name)
             self._owned.add(name)
 
@@ -515,7 +516,7 @@ class ManagedFleet:
                 return launch
 
             try:
-                launch = await self._taken(begin, model, need, name, patience_s)
+                launch = await self._taken(begin, model, need, name, patience_s, turn)
             except MstarError as error:
                 if error.code == "name_in_use":  # another gateway was faster, or one before this: it is followed
                     self._owned.note(name, before)
@@ -571,6 +572,7 @@ class ManagedFleet:
         need: Need,
         name: str,
         patience_s: float,
+        turn: Turn,
     ) -> Any:
         """Do what takes memory; make room again if another process took it first."""
         for _ in range(ATTEMPTS - 1):
@@ -579,7 +581,7 @@ class ManagedFleet:
             except MstarError as error:
                 if error.code not in ROOM_CODES:
                     raise
-                await self._make_room(model, need, name, patience_s)
+                await self._make_room(model, need, name, patience_s, turn)
         return await take()
 
     def _state_of(self, name: str) -> ModelState:
@@ -627,24 +629,38 @@ class ManagedFleet:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> AsyncIterator[None]:
-        """Hold the devices of a deployment, with room for it, while it takes its memory.
+    async def _room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> AsyncIterator[Turn]:
+        """Hold the devices of a deployment, with room for it, while it takes its memory."""
+        turn = self._turns.enter(
+            model.name, need.claims, lambda: not shortages(need, self._hosts.holders, name, self._limit())
+        )
+        try:
+            await self._make_room(model, need, name, patience_s, turn)
+            yield turn
+        finally:
+            self._turns.leave(turn)
+            self._notify()
 
-        One model at a time waits for a device, in the order of arrival. Devices are taken in one order, so that no two
-        models wait for each other.
+    async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float, turn: Turn) -> None:
+        """Wait for a model's turn, and let others sleep until the memory is free.
+
+        Raises Unavailable that names the holders.
         """
-        async with AsyncExitStack() as stack:
-            for key in sorted(need.claims):
-                await stack.enter_async_context(self._rooms.setdefault(key, asyncio.Lock()))
-            await self._make_room(model, need, name, patience_s)
-            yield
-
-    async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> None:
-        """Let other models sleep until the memory is free. Raises Unavailable that names the holders."""
         began = self._clock.now()
         limit = self._limit()
-        while short := shortages(need, self._hosts.holders, name, limit):
+        while True:
             now = self._clock.now()
+            short = shortages(need, self._hosts.holders, name, limit)
+            if not self._turns.may_take(turn):
+                began = now
+                model.waits_for = f"waits behind {', '.join(each.model for each in self._turns.ahead(turn))}"
+                await self._clock.wait(self._changed, SCAN_S)
+                continue
+            if not turn.is_passing and self._turns.is_passed(turn):  # the ledger changes under it
+                await self._clock.wait(self._changed, SCAN_S)
+                continue
+            if not short:
+                break
             models = list(self._models.values())
             if now - began >= patience_s > 0 or not can_suffice(models, short, model, now, may_wait=patience_s > 0):
                 raise refusal(model.name, short, model.expected_s())
@@ -652,6 +668,7 @@ class ManagedFleet:
             victims = choose_victims(models, short, model, now, is_late=is_late)
             if victims:
                 model.waits_for = f"waits for {', '.join(each.member.name for each in victims)} to make room"
+                turn.givers.update(each.model.name for each in victims)
                 await asyncio.gather(*map(self._yield, victims))
                 continue
             if patience_s <= 0:

@@ -500,6 +500,41 @@ def test_a_successor_of_the_gateways_own_deployment_is_its_own_too(tmp_path: Pat
     assert host.deployments == {}
 
 
+def test_a_small_model_that_fits_passes_a_large_one_that_waits_for_room_twice_at_most(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        (replica,) = await stage.fleet.ready("a", stage.progress.append)
+        with stage.fleet.using(replica):
+            large = asyncio.create_task(stage.ready("large"))
+            await stage.later(2)
+            assert stage.status("large").reason == "waits for memory that a holds"
+            assert await stage.ready("s1") == ["s1"] and await stage.ready("s2") == ["s2"] and not large.done()
+            third = asyncio.create_task(stage.ready("s3"))
+            await stage.later(6)
+            assert not third.done() and stage.status("s3").reason == "waits behind large"
+        await stage.later(10)
+        assert await large == ["large"] and await third == ["s3"]
+        log = stage.host.log
+        assert log[:3] == ["start a", "start s1", "start s2"] and log.index("start large") < log.index("start s3")
+
+    needs = {"a": {"0": 60}, "large": {"0": 90}, **{f"s{number}": {"0": 10} for number in (1, 2, 3)}}
+    stage = played(play, tmp_path, needs)
+    assert stage.host.used("0") <= TOTAL
+
+
+def test_a_small_model_that_does_not_fit_waits_its_turn(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        (replica,) = await stage.fleet.ready("a", stage.progress.append)
+        with stage.fleet.using(replica):
+            both = [asyncio.create_task(stage.ready(name)) for name in ("large", "small")]
+            await stage.later(4)
+            assert stage.status("small").reason == "waits behind large" and stage.host.log == ["start a"]
+        await stage.later(8)
+        assert [await each for each in both] == [["large"], ["small"]]
+        assert stage.host.log == ["start a", "sleep a", "start large", "sleep large", "start small"]
+
+    played(play, tmp_path, {"a": {"0": 60}, "large": {"0": 90}, "small": {"0": 50}})
+
+
 def test_two_models_that_each_hold_what_the_other_needs_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.request("left")
