@@ -20,7 +20,7 @@ from mstar_core.gateway.fleet.managed_model import TURN_S, Failure, ManagedModel
 from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victims, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
-from mstar_core.gateway.fleet.turns import Turn, Turns
+from mstar_core.gateway.fleet.turns import MemoryTurn, MemoryTurns
 from mstar_core.gateway.parts import Fleet, LoadProgress, ModelState, ModelStatus, Replica
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, hosts_of
 from mstar_core.gateway.serve_values import KeepKind
@@ -67,7 +67,7 @@ class ManagedFleet:
         self._models: dict[str, ManagedModel] = {}
         self._members: dict[str, Member] = {}
         self._keeping: set[str] = set()  # deployments that keep copies of their weights on their host
-        self._turns = Turns()
+        self._turns = MemoryTurns()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopt(serve)
@@ -572,7 +572,7 @@ class ManagedFleet:
         need: Need,
         name: str,
         patience_s: float,
-        turn: Turn,
+        turn: MemoryTurn,
     ) -> Any:
         """Do what takes memory; make room again if another process took it first."""
         for _ in range(ATTEMPTS - 1):
@@ -629,7 +629,7 @@ class ManagedFleet:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> AsyncIterator[Turn]:
+    async def _room(self, model: ManagedModel, need: Need, name: str, patience_s: float) -> AsyncIterator[MemoryTurn]:
         """Hold the devices of a deployment, with room for it, while it takes its memory."""
         turn = self._turns.enter(
             model.name, need.claims, lambda: not shortages(need, self._hosts.holders, name, self._limit())
@@ -641,7 +641,7 @@ class ManagedFleet:
             self._turns.leave(turn)
             self._notify()
 
-    async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float, turn: Turn) -> None:
+    async def _make_room(self, model: ManagedModel, need: Need, name: str, patience_s: float, turn: MemoryTurn) -> None:
         """Wait for a model's turn, and let others sleep until the memory is free.
 
         Raises Unavailable that names the holders.

@@ -15,7 +15,7 @@ MOST_PASSES: Final = 2
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Turn:
+class MemoryTurn:
     """The wait of a model for devices, until it has taken their memory. model: its name.
 
     fits: whether its memory is free now. givers: models that have made room for it, which do not pass it: they would
@@ -30,31 +30,31 @@ class Turn:
     passes: int = 0
 
 
-class Turns:
+class MemoryTurns:
     """All turns by arrival. Owned by the fleet. Turns wait only for earlier ones, so that none wait for each other."""
 
     def __init__(self) -> None:
-        self._turns: list[Turn] = []
+        self._turns: list[MemoryTurn] = []
 
-    def enter(self, model: str, keys: Collection[str], fits: Callable[[], bool]) -> Turn:
+    def enter(self, model: str, keys: Collection[str], fits: Callable[[], bool]) -> MemoryTurn:
         """Add a turn for these devices, behind all others."""
-        turn = Turn(model=model, keys=frozenset(keys), fits=fits)
+        turn = MemoryTurn(model=model, keys=frozenset(keys), fits=fits)
         self._turns.append(turn)
         return turn
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: MemoryTurn) -> None:
         """Remove a turn, whose model has its memory or has given up."""
         self._turns.remove(turn)
 
-    def ahead(self, turn: Turn) -> list[Turn]:
+    def ahead(self, turn: MemoryTurn) -> list[MemoryTurn]:
         """Return the earlier turns that want a device of this one."""
         return [each for each in self._turns[: self._turns.index(turn)] if each.keys & turn.keys]
 
-    def is_passed(self, turn: Turn) -> bool:
+    def is_passed(self, turn: MemoryTurn) -> bool:
         """Return whether a later turn takes memory of its devices now."""
         return any(each.is_passing and each.keys & turn.keys for each in self._turns if each is not turn)
 
-    def may_take(self, turn: Turn) -> bool:
+    def may_take(self, turn: MemoryTurn) -> bool:
         """Return whether it is a model's turn, or whether it passes the earlier ones."""
         ahead = self.ahead(turn)
         if not ahead or not turn.fits():

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mstar_core.gateway.fleet.turns import MOST_PASSES, Turn, Turns
+from mstar_core.gateway.fleet.turns import MOST_PASSES, MemoryTurn, MemoryTurns
 
 
 class Wants:
@@ -20,7 +20,7 @@ class Wants:
 
 
 def test_turns_wait_only_for_earlier_ones_of_their_devices() -> None:
-    turns = Turns()
+    turns = MemoryTurns()
     wants = Wants(fits=False)
     first, second, other = (turns.enter(name, keys, wants) for name, keys in (("a", "01"), ("b", "12"), ("c", "3")))
     assert turns.may_take(first) and turns.may_take(other) and not turns.may_take(second)
@@ -31,7 +31,7 @@ def test_turns_wait_only_for_earlier_ones_of_their_devices() -> None:
 
 
 def test_one_at_a_time_passes_a_turn_that_waits_for_room() -> None:
-    turns = Turns()
+    turns = MemoryTurns()
     large, memory = turns.enter("large", "0", Wants(fits=False)), Wants()
     passing, next_one, giver = (turns.enter(name, "0", memory) for name in ("b", "c", "d"))
     large.givers.add("d")
@@ -49,8 +49,8 @@ def test_one_at_a_time_passes_a_turn_that_waits_for_room() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_turn_comes_and_none_is_passed_too_often(seed: int) -> None:
     """Random arrivals of small models, which always fit, beside large ones, which fit at times."""
-    random, turns = Random(seed), Turns()
-    waiting: list[Turn] = []
+    random, turns = Random(seed), MemoryTurns()
+    waiting: list[MemoryTurn] = []
     taken = 0
     for number in range(400):
         if number < 200:
