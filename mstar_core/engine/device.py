@@ -15,6 +15,9 @@ FREEING_S: Final = 5.0
 
 FREEING_POLL_S: Final = 0.05
 
+OUTSIDE_BYTES: Final = 1 << 30
+"""Part of a memory budget that PyTorch's allocator does not count: the context of the GPU, kernels and graphs."""
+
 _NAME = re.compile(r"^(cpu|cuda(:\d+)?)$")
 
 
@@ -55,6 +58,26 @@ def await_free_memory(device: torch.device, limit_s: float = FREEING_S) -> None:
     while (now := torch.cuda.mem_get_info(device)[0]) > free and time.monotonic() < until:
         free = now
         time.sleep(FREEING_POLL_S)
+
+
+def limit_memory(device: torch.device, size_bytes: int | None) -> None:
+    """Have PyTorch refuse more of a GPU than a memory budget leaves it, see `OUTSIDE_BYTES`. None: no budget."""
+    if device.type != "cuda" or size_bytes is None:
+        return
+    total = torch.cuda.mem_get_info(device)[1]
+    share = max(size_bytes - OUTSIDE_BYTES, 1) / total
+    torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of a GPU that PyTorch can still take: those that are free, and within `limit_memory`.
+
+    Memory that its allocator only keeps is given back first.
+    """
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    most = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(int(free), most - torch.cuda.memory_reserved(device))
 
 
 def check_device(device: torch.device) -> None:

@@ -6,7 +6,7 @@ unless a node's module lets its products of many tokens round them, one scale pe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -111,11 +111,13 @@ def quantize_onto(
     *,
     rounds_inputs: bool = False,
     kept: Collection[str] = (),
+    place: Callable[[nn.Module, torch.device], object] = nn.Module.to,
 ) -> QuantizationReport:
     """Move a module to a device layer by layer, fusing and quantizing each there before the next one.
 
     The device never holds the weights in half precision, beside those of one layer. The result is that of moving the
-    module, `fuse_projections` and `quantize`. Raises as `quantize`, with the layers before moved.
+    module, `fuse_projections` and `quantize`. place: moves a layer, or the rest of the module, to the device.
+    Raises as `quantize`, with the layers before moved.
     """
     dtype = _dtype_of(method)
     reports: dict[str, list[_LayerReport]] = {}
@@ -124,13 +126,13 @@ def quantize_onto(
     for layer in list(module.modules()):
         if layer in done or not isinstance(layer, (PreparedLayer, *kinds)):
             continue
-        layer.to(device)
+        place(layer, device)
         fuse_projections(layer)
         owners = [each for each in layer.modules() if each in quantized]
         for name, figures in _quantize_layers(owners, dtype, rounds_inputs=rounds_inputs).items():
             reports.setdefault(name, []).extend(figures)
         done.update(layer.modules())
-    module.to(device)
+    place(module, device)
     return _whole_report(method, reports)
 
 

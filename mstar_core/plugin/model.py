@@ -14,15 +14,28 @@ from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 WeightProgress = Callable[[int, int, str], None]
 """Called with (bytes so far, total bytes, file name) while weights are read or downloaded."""
 
 
+class DeferredReads(Protocol):
+    """Takes reads of weights that wait until their layer is on its device. For `building` and `load_weights`."""
+
+    def add(
+        self, module: nn.Module, targets: Mapping[str, Tensor], read: Callable[[Mapping[str, Tensor]], None]
+    ) -> Mapping[str, Tensor]:
+        """Note the reads of a module's tensors. Returns the targets that must be read at once, by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """Context in which a model builds nodes on one rank. shard: its place in the tensor-parallel group of the node."""
+    """Context in which a model builds nodes on one rank. shard: its place in the tensor-parallel group of the node.
+
+    deferred: set for nodes that are quantized on a GPU. A model that hands it to `building` and `load_weights`, and
+    changes no weights afterwards, needs no memory for the unquantized node.
+    """
 
     spec: ModelSpec
     folder: Path | None
@@ -31,6 +44,7 @@ class ModelContext:
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     progress: WeightProgress | None = None
     shard: Shard = WHOLE
+    deferred: DeferredReads | None = None
 
     @property
     def tp_size(self) -> int:

@@ -29,6 +29,8 @@ from mstar_core.weights.random_fill import fill_randomly, random_seed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mstar_core.plugin.model import DeferredReads
+
 Progress = Callable[[int, int, str], None]
 """Called with (bytes read so far, total bytes, file name)."""
 
@@ -153,16 +155,19 @@ def load_weights(
     names: NameMap | None = None,
     progress: Progress | None = None,
     parts: Mapping[str, Mapping[str, Tensor]] | None = None,
+    deferred: DeferredReads | None = None,
 ) -> None:
     """Load a module's parameters and persistent buffers, each cast to its own dtype.
 
     parts: name of a fused parameter -> the names that replace it, each with its view of the parameter.
+    deferred: takes the reads of a module whose layers are quantized one by one; the module then has no values yet, and
+    the caller must not change any. Names are checked now, shapes when a layer is read.
     Of a sharded parameter (`parallel.shards`) only this rank's part is read; rows beyond the part become zero.
     Checkpoint and module must have the same names. Raises WeightsError with file and key otherwise, before anything
     changes; a file that ends early fails in the middle.
     """
     if checkpoint.seed is not None:
-        fill_randomly(module, checkpoint.seed)
+        fill_randomly(module, checkpoint.seed, deferred)
         return
     names = names or NameMap()
     targets = module.state_dict(keep_vars=True)
@@ -195,16 +200,49 @@ def load_weights(
         )
     target_of = {name: targets[target] for target, name in source_of.items()}
     part_of = {source_of[name]: part for name, part in slices.items() if name in source_of}
-    if _can_stream(checkpoint, target_of):
-        streamed = {name for name in target_of if name not in part_of or _is_contiguous(part_of[name])}
-        _upload(checkpoint, {name: target_of[name] for name in streamed}, progress, part_of)
-        target_of = {name: value for name, value in target_of.items() if name not in streamed}
-    if not target_of:
-        return
-    with torch.no_grad():
-        for name, value in checkpoint.tensors(target_of, progress, part_of):
-            _check_shape(checkpoint, name, value.shape, target_of[name])
-            target_of[name].copy_(value)
+    reader = _Reader(checkpoint, part_of)
+    if deferred is not None and not part_of and all(path.suffix == SAFETENSORS for path in checkpoint.files()):
+        target_of = {**deferred.add(module, target_of, reader.read)}
+    reader.read(target_of, progress)
+
+
+class _Reader:
+    """Reads tensors of a checkpoint. parts: by name, of those of which a rank reads a part."""
+
+    def __init__(self, checkpoint: Checkpoint, parts: Mapping[str, Slice]) -> None:
+        self._checkpoint = checkpoint
+        self._parts = parts
+        self._stored: dict[str, StoredTensor] = {}
+
+    def read(self, target_of: Mapping[str, Tensor], progress: Progress | None = None) -> None:
+        """Read tensors into their targets. Raises WeightsError."""
+        checkpoint, rest = self._checkpoint, dict(target_of)
+        if rest and _can_stream(checkpoint, rest):
+            streamed = {name for name in rest if name not in self._parts or _is_contiguous(self._parts[name])}
+            self._upload({name: rest.pop(name) for name in streamed}, progress)
+        if not rest:
+            return
+        with torch.no_grad():
+            for name, value in checkpoint.tensors(rest, progress, self._parts):
+                _check_shape(checkpoint, name, value.shape, rest[name])
+                rest[name].copy_(value)
+
+    def _upload(self, targets: Mapping[str, Tensor], progress: Progress | None) -> None:
+        checkpoint = self._checkpoint
+        if not self._stored:  # a layer of many is read at a time
+            files = checkpoint.files()
+            self._stored = {tensor.name: tensor for path in files for tensor in stored_tensors(path)}
+        stored = [stored_part(self._stored[name], self._parts.get(name)) for name in targets]
+        for tensor in stored:
+            _check_shape(checkpoint, tensor.name, torch.Size(tensor.shape), targets[tensor.name])
+        total = sum(path.stat().st_size for path in checkpoint.files())
+
+        def report(read: int, path: Path) -> None:
+            if progress is not None:
+                progress(min(read, total), total, path.name)
+
+        upload([UploadTarget(stored=tensor, tensor=targets[tensor.name]) for tensor in stored], report)
+        report(total, checkpoint.files()[-1])
 
 
 def _filled_part(target: Tensor, part: Slice) -> Tensor:
@@ -260,27 +298,6 @@ def _can_stream(checkpoint: Checkpoint, targets: Mapping[str, Tensor]) -> bool:
     devices = {target.device for target in targets.values()}
     are_safetensors = all(checkpoint.file_of[name].suffix == SAFETENSORS for name in targets)
     return len(devices) == 1 and next(iter(devices)).type == "cuda" and are_safetensors
-
-
-def _upload(
-    checkpoint: Checkpoint, targets: Mapping[str, Tensor], progress: Progress | None, parts: Mapping[str, Slice]
-) -> None:
-    stored = [
-        stored_part(tensor, parts.get(tensor.name))
-        for path in checkpoint.files()
-        for tensor in stored_tensors(path)
-        if tensor.name in targets
-    ]
-    for tensor in stored:
-        _check_shape(checkpoint, tensor.name, torch.Size(tensor.shape), targets[tensor.name])
-    total = sum(path.stat().st_size for path in checkpoint.files())
-
-    def report(read: int, path: Path) -> None:
-        if progress is not None:
-            progress(min(read, total), total, path.name)
-
-    upload([UploadTarget(stored=tensor, tensor=targets[tensor.name]) for tensor in stored], report)
-    report(total, checkpoint.files()[-1])
 
 
 def _check_shape(checkpoint: Checkpoint, name: str, shape: torch.Size, target: Tensor) -> None:
@@ -582,7 +599,7 @@ class _Upload:
         paths = {chunk.path for chunk in self._chunks}
         self._files = {path: _opened(path, stack) for path in paths}
         self._progressed = threading.Condition()
-        self._read = 0
+        self._read = self._running = 0
         self._reading = self._stored[0].path
         self._error: BaseException | None = None
         self._main = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -590,12 +607,14 @@ class _Upload:
     def run(self, threads: int, progress: Callable[[int, Path], None] | None) -> None:
         """Read all chunks. Re-raises the first error of a thread once all threads have ended."""
         workers = [threading.Thread(target=self._work, name=f"weights-{n}", daemon=True) for n in range(threads)]
+        self._running = threads
         for worker in workers:
             worker.start()
         try:
-            while any(worker.is_alive() for worker in workers):
+            while self._running:
                 with self._progressed:
-                    self._progressed.wait(REPORT_S)
+                    if self._running:
+                        self._progressed.wait(REPORT_S)
                     read, reading = self._read, self._reading
                 if progress is not None and self._error is None:
                     progress(read, reading)
@@ -618,8 +637,10 @@ class _Upload:
             with torch.inference_mode():
                 self._read_chunks()
         except BaseException as error:  # noqa: BLE001 re-raised by `run`
+            self._error = self._error or error
+        finally:
             with self._progressed:
-                self._error = self._error or error
+                self._running -= 1
                 self._progressed.notify()
 
     def _read_chunks(self) -> None:

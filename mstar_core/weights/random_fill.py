@@ -16,7 +16,11 @@ from mstar_core.errors import WeightsError
 from mstar_core.weights.files import SEED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
+
+    from mstar_core.plugin.model import DeferredReads
 
 MARKER: Final = SEED
 """File with `{"seed": int}` in place of the weight files."""
@@ -36,16 +40,22 @@ def random_seed(folder: Path) -> int | None:
 
 
 @torch.no_grad()
-def fill_randomly(module: nn.Module, seed: int) -> None:
+def fill_randomly(module: nn.Module, seed: int, deferred: DeferredReads | None = None) -> None:
     """Fill parameters and persistent buffers so that activations keep their scale. Same seed, same values per device.
 
-    Matrices are normal with a deviation of 1 / sqrt(inputs), norm weights 1 and other vectors 0.
+    Matrices are normal with a deviation of 1 / sqrt(inputs), norm weights 1 and other vectors 0. deferred: takes the
+    tensors that are filled when they are on their device; their values then depend on its order too.
     """
     generators: dict[torch.device, torch.Generator] = {}
-    for name, target in module.state_dict(keep_vars=True).items():
-        if target.device not in generators:
-            generators[target.device] = torch.Generator(target.device).manual_seed(seed)
-        _fill(name, target, generators[target.device])
+
+    def fill(targets: Mapping[str, Tensor]) -> None:
+        for name, target in targets.items():
+            if target.device not in generators:
+                generators[target.device] = torch.Generator(target.device).manual_seed(seed)
+            _fill(name, target, generators[target.device])
+
+    targets = module.state_dict(keep_vars=True)
+    fill(targets if deferred is None else deferred.add(module, targets, fill))
 
 
 def _fill(name: str, target: Tensor, generator: torch.Generator) -> None:

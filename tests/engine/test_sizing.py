@@ -18,7 +18,7 @@ from mstar_core.engine.cache.sizing import (
     rank_budget,
 )
 from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep, sizes_for
-from mstar_core.engine.device import check_device, resolve_device
+from mstar_core.engine.device import check_device, free_bytes, limit_memory, resolve_device
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.declare.nodes import KVSpec
 
@@ -191,3 +191,23 @@ def test_the_largest_bucket_of_prompts_is_captured_first() -> None:
     """Steps hold no more tokens than the largest captured bucket: 32 images waited for each other in steps of one."""
     sizes = sizes_for(64)
     assert max(sizes.prefill) > max(sizes.prefill_later) and not set(sizes.prefill) & set(sizes.prefill_later)
+
+
+def test_a_budget_limits_what_the_process_may_take_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, free, reserved = 100 << 30, 90 << 30, 10 << 30
+    shares = [1.0]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: shares[-1])
+    device = torch.device("cuda", 0)
+    limit_memory(device, None)
+    assert shares == [1.0] and free_bytes(device) == free, "without a budget the whole device is there"
+    limit_memory(device, 48 << 30)
+    assert shares[-1] == pytest.approx(0.47), "less what PyTorch does not count"
+    assert free_bytes(device) == pytest.approx(37 << 30), "of which 10 are taken"
+    limit_memory(device, 1 << 20)
+    assert shares[-1] > 0
+    limit_memory(torch.device("cpu"), 1 << 20)
+    assert len(shares) == 3

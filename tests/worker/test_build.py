@@ -22,10 +22,11 @@ from mstar_core.worker.start.build import (
     attention_of,
     capture_planned,
     compute_dtype,
+    fitting,
     pool_plans,
     preload,
+    quantized_alone,
     quantized_text,
-    staged_nodes,
 )
 from tests.engine.tiny_engine import make_engine
 
@@ -125,12 +126,27 @@ def test_a_quantization_is_reported_in_one_line() -> None:
     )
 
 
-def test_weights_that_fit_only_once_quantized_are_loaded_in_host_memory() -> None:
+def test_nodes_with_a_cache_are_quantized_layer_by_layer_on_a_gpu() -> None:
     encoder = NodeSpec(name="encoder", engine=STATELESS, weight_bytes=1 << 30)
     decoder = NodeSpec(name="LLM", engine=KV_CACHE, kv=KVSpec(layers=1, kv_heads=1, head_dim=8), weight_bytes=60 << 30)
-    assert staged_nodes([encoder, decoder], 80 << 30) == frozenset()
-    assert staged_nodes([encoder, decoder], 62 << 30) == {"LLM"}, "a GPU keeps some memory beside the weights"
-    assert staged_nodes([encoder, decoder], 40 << 30) == {"LLM"}
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert quantized_alone(msgspec.structs.replace(spec(), quantization="fp8"), [encoder, decoder], gpu) == {"LLM"}
+    assert quantized_alone(msgspec.structs.replace(spec(), quantization="fp8"), [encoder, decoder], cpu) == frozenset()
+    assert quantized_alone(spec(), [encoder, decoder], gpu) == frozenset()
+
+
+def test_weights_that_do_not_fit_a_gpu_end_the_start_with_the_sizes() -> None:
+    shortage = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nIf reserved memory is large")
+    budgeted = RankPlan(rank=0, device="cuda:0", nodes=("LLM",), memory_bytes=20 << 30)
+    with pytest.raises(StartError, match=r"do not fit its memory budget of 20,480 MiB") as found, fitting(budgeted):
+        raise shortage
+    assert found.value.detail == "CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert "memory_budget" in found.value.hint and "fp8" in found.value.hint
+    with (
+        pytest.raises(StartError, match="do not fit cuda:0"),
+        fitting(msgspec.structs.replace(budgeted, memory_bytes=None)),
+    ):
+        raise shortage
 
 
 def test_a_full_warm_up_captures_all_that_is_planned() -> None:

@@ -59,8 +59,8 @@ class Budget:
             raise StartError(
                 f"no memory is left for a cache on {self.device}",
                 f"{self.sum_text}, leaves nothing",
-                "raise kv_cache.memory_fraction or the group's memory_fraction, lower kv_cache.reserve_bytes, or place "
-                "fewer nodes on this device",
+                "raise kv_cache.memory_fraction, the group's memory_fraction or memory_budget, lower "
+                "kv_cache.reserve_bytes, or place fewer nodes on this device",
                 phase="kv",
             )
         return self

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import torch
 
+from mstar_core.engine.device import free_bytes
 from mstar_core.errors import StartError
 
 if TYPE_CHECKING:
@@ -484,10 +485,7 @@ class GraphCache:
             self.report(phase, self._title)
 
     def _free(self) -> int:
-        if self.device.type != "cuda":
-            return 0
-        torch.cuda.empty_cache()  # blocks that the allocator only keeps count as free
-        return int(torch.cuda.mem_get_info(self.device)[0])
+        return free_bytes(self.device) if self.device.type == "cuda" else 0
 
 
 def _first_line(error: Exception) -> str:

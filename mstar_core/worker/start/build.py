@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,14 @@ from mstar_core.engine.cache.sizing import (
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
 from mstar_core.engine.cuda_graphs.compilation import prepare_compiler
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
-from mstar_core.engine.device import await_free_memory, check_device, prepare_device, resolve_device
+from mstar_core.engine.device import (
+    await_free_memory,
+    check_device,
+    free_bytes,
+    limit_memory,
+    prepare_device,
+    resolve_device,
+)
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.late_warmup import LateWarmup
@@ -51,6 +58,7 @@ from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.processor import ConstrainableProcessor
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
+from mstar_core.weights.deferred import DeferredWeights
 from mstar_core.worker.start.compile_pass import TracedNode, compile_rank
 from mstar_core.worker.start.warmup import (
     needs_samples,
@@ -112,6 +120,7 @@ def open_device(rank: RankPlan, life: ChildLife) -> torch.device:
     check_device(device)
     if life.incarnation > 1:
         await_free_memory(device)  # of the process that this one replaces
+    limit_memory(device, rank.memory_bytes)
     return device
 
 
@@ -162,7 +171,8 @@ def build_nodes(
     has_attention = any(node.kv is not None and attention_of(spec, device, node.kv) == "flashinfer" for node in nodes)
     preloading = preload(PRELOADED if has_attention else PRELOADED[:1]) if device.type == "cuda" else None
     life.phase("weights")
-    loaded, banks = load_prepared(spec, model, device, nodes, group, shared, _weight_progress(life))
+    with fitting(rank):
+        loaded, banks = load_prepared(spec, model, device, nodes, group, shared, _weight_progress(life))
     life.phase("kv")
     working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
     plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype, working)
@@ -193,6 +203,21 @@ def build_nodes(
     return loaded, runners
 
 
+@contextmanager
+def fitting(rank: RankPlan) -> Iterator[None]:
+    """Turn a shortage of device memory in the block, which loads a rank's weights, into a StartError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        room = rank.device if rank.memory_bytes is None else f"its memory budget of {mib(rank.memory_bytes)}"
+        raise StartError(
+            f"the weights of rank {rank.rank} do not fit {room}",
+            str(error).splitlines()[0],
+            "set quantization: fp8, place its nodes on more devices, or raise memory_budget if there is one",
+            phase="weights",
+        ) from error
+
+
 def load_prepared(
     spec: DeploymentSpec,
     model: ModelSpec,
@@ -216,18 +241,21 @@ def load_prepared(
         progress=progress,
     )
     own = [node for node in nodes if node.name not in shared]
-    is_tight = spec.quantization != "none" and device.type == "cuda"
-    staged = staged_nodes(own, torch.cuda.mem_get_info(device)[0]) if is_tight else frozenset()
-    loaded = load_nodes(model, context, [node for node in own if node.name not in staged])
-    if staged:
-        on_host = replace(context, device=torch.device("cpu"))
-        loaded += load_nodes(model, on_host, [node for node in own if node.name in staged])
+    total = sum(node.weight_bytes for node in own)
+    deferred = DeferredWeights(lambda done, _: progress(done, max(done, total), "layers"))
+    quantized = quantized_alone(spec, own, device)
+    loaded = load_nodes(model, context, [node for node in own if node.name not in quantized])
+    if quantized:
+        # A model that does not defer its weights reads those that the device cannot hold into host memory.
+        fits = total + STAGING_MARGIN <= free_bytes(device)
+        apart = replace(context, device=device if fits else torch.device("cpu"), deferred=deferred)
+        loaded += load_nodes(model, apart, [node for node in own if node.name in quantized])
         loaded.sort(key=lambda each: own.index(each[0]))
     if group is not None:
         sharded = replace(context, shard=group.shard)
         parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
         loaded += load_nodes(model, sharded, parts)
-    _prepare(spec, loaded, device, dtype)
+    _prepare(spec, loaded, device, dtype, deferred)
     return loaded, adapter_banks(spec, loaded)
 
 
@@ -348,11 +376,15 @@ def _report_capture(life: ChildLife, name: str, what: str) -> None:
 
 
 def _prepare(
-    spec: DeploymentSpec, loaded: list[tuple[NodeSpec, nn.Module, int]], device: torch.device, dtype: torch.dtype
+    spec: DeploymentSpec,
+    loaded: list[tuple[NodeSpec, nn.Module, int]],
+    device: torch.device,
+    dtype: torch.dtype,
+    deferred: DeferredWeights,
 ) -> None:
     """Fuse and quantize the weights of KV nodes on a GPU, and quantize the layers of other nodes that ask for it.
 
-    Raises ConfigError if a quantization cannot run.
+    deferred: reads the weights of layers that are moved to the device. Raises ConfigError if a quantization cannot run.
     """
     kind = spec.quantization
     if kind != "none" and device.type == "cuda" and dtype == torch.float32:
@@ -369,7 +401,7 @@ def _prepare(
             fuse_projections(module)
         if kind != "none":
             code = importlib.import_module("mstar_core.layers.quantize")
-            quantize = partial(code.quantize_onto, device) if is_staged else code.quantize
+            quantize = partial(code.quantize_onto, device, place=deferred.place) if is_staged else code.quantize
             own = node_module(module)
             kinds = {} if node.engine is KV_CACHE else {"kinds": (QuantizableLayer,)}
             report = quantize(module, kind, **kinds, rounds_inputs=own.rounds_inputs, kept=own.unquantized)
@@ -377,9 +409,9 @@ def _prepare(
                 log.info("node %s: %s", node.name, quantized_text(report))
 
 
-def staged_nodes(nodes: Sequence[NodeSpec], free: int) -> frozenset[str]:
-    """Return the nodes to load in host memory, because only their quantized weights fit `free` bytes of a device."""
-    if sum(node.weight_bytes for node in nodes) + STAGING_MARGIN <= free:
+def quantized_alone(spec: DeploymentSpec, nodes: Sequence[NodeSpec], device: torch.device) -> frozenset[str]:
+    """Return the nodes whose layers are moved to a GPU and quantized one by one."""
+    if spec.quantization == "none" or device.type != "cuda":
         return frozenset()
     return frozenset(node.name for node in nodes if node.engine is KV_CACHE)
 

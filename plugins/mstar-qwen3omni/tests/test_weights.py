@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from mstar_core.errors import WeightsError
 from mstar_core.graph import NodeSpec
+from mstar_core.layers.linear import fuse_projections
+from mstar_core.layers.quantize import quantize, quantize_onto
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
+from mstar_core.weights.deferred import DeferredWeights
 from mstar_core.weights.sources import Received
 from mstar_qwen3omni.model import Qwen3Omni
 from mstar_qwen3omni.plugin import mstar_models
@@ -73,6 +76,20 @@ def test_experts_are_read_into_their_fused_tensors(tiny: Path) -> None:
     for kind, actual in (("gate", gate), ("up", up), ("down", experts.down_proj[5])):
         assert torch.equal(actual, stored[f"{EXPERT}.{kind}_proj.weight"])
     assert not any(parameter.requires_grad for parameter in built.parameters())
+
+
+@pytest.mark.parametrize("name", ["Thinker", "Talker"])
+def test_layers_quantized_one_by_one_equal_a_node_quantized_at_once(tiny: Path, name: str) -> None:
+    cpu, deferred = torch.device("cpu"), DeferredWeights()
+    whole = Qwen3Omni(context(tiny)).get_submodule(node(name))
+    fuse_projections(whole)
+    layered = Qwen3Omni(replace(context(tiny), deferred=deferred)).get_submodule(node(name))
+    assert deferred, "nothing is read yet"
+    reports = quantize(whole, "fp8"), quantize_onto(cpu, layered, "fp8", place=deferred.place)
+    assert reports[0] == reports[1] and not deferred
+    one, two = whole.state_dict(), layered.state_dict()
+    assert one.keys() == two.keys()
+    assert all(torch.equal(value.float(), two[key].float()) for key, value in one.items())
 
 
 def test_a_missing_expert_is_named(folder: Path) -> None:

@@ -74,7 +74,7 @@ class Bagel:
         return module
 
     def _loaded(self, make: Callable[[], Node], node: str, dtype: torch.dtype) -> Node:
-        with building(self._ctx.device, dtype):
+        with building(self._ctx.device, dtype, self._ctx.deferred):
             module = make()
-        load(module, node, self._folder, self._ctx.progress)
+        load(module, node, self._folder, self._ctx.progress, self._ctx.deferred)
         return module.eval().requires_grad_(False)

@@ -44,11 +44,12 @@ class Llm:
         files = Checkpoint.find(self._folder)
         names = name_map(files.file_of)
         has_head = HEAD_KEY in map(names.target, files.file_of) and not config.ties
-        with building(ctx.device, ctx.dtype):
+        deferred = None if config.architecture.has_offset_norms else ctx.deferred
+        with building(ctx.device, ctx.dtype, deferred):
             module = LanguageModel(config, has_head=has_head, shard=ctx.shard)
         if not has_head:
             names = replace(names, ignore=(*names.ignore, HEAD_KEY, TEXT_PREFIX + HEAD_KEY))
-        load_weights(module, files, names, ctx.progress, expert_parts(module))
+        load_weights(module, files, names, ctx.progress, expert_parts(module), deferred)
         if config.architecture.has_offset_norms:
             add_norm_offsets(module)
         return module.eval().requires_grad_(False)

@@ -61,9 +61,9 @@ class Qwen3Omni:
                 file=str(self._files.folder),
             )
         tensors = own_tensors(self._files, node.name)
-        with building(ctx.device, ctx.dtype):
+        with building(ctx.device, ctx.dtype, ctx.deferred):
             module = new_module(node.name, self._config, ctx.shard)
-        load(module, tensors, node.name, ctx.progress)
+        load(module, tensors, node.name, ctx.progress, ctx.deferred)
         module.eval().requires_grad_(False)
         if ctx.device.type == "cuda" and isinstance(module, CapturesFunction):
             module.capture(GraphCache(ctx.device, name=node.name))

@@ -18,7 +18,7 @@ from mstar_core.weights.random_fill import fill_randomly, random_seed
 if TYPE_CHECKING:
     from torch import nn
 
-    from mstar_core.plugin.model import WeightProgress
+    from mstar_core.plugin.model import DeferredReads, WeightProgress
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,20 @@ PREFIXES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 PATCHES: Final = "vit_model.vision_model.embeddings.patch_embedding.weight"
 
 
-def load(module: nn.Module, node: str, folder: Path, progress: WeightProgress | None) -> None:
-    """Fill a node's module. Raises WeightsError with file and key for a missing or unknown tensor of the node."""
+def load(
+    module: nn.Module,
+    node: str,
+    folder: Path,
+    progress: WeightProgress | None,
+    deferred: DeferredReads | None = None,
+) -> None:
+    """Fill a node's module, or leave that to `deferred`.
+
+    Raises WeightsError with file and key for a missing or unknown tensor of the node.
+    """
     seed = random_seed(folder)
     if seed is not None:
-        fill_randomly(module, seed)
+        fill_randomly(module, seed, deferred)
         return
     file_of: dict[str, Path] = {}
     for file, prefixes in PREFIXES[node].items():
@@ -52,7 +61,7 @@ def load(module: nn.Module, node: str, folder: Path, progress: WeightProgress | 
         files = _load_patches(files, shape)
         load_weights(module, files, NameMap(optional=frozenset({PATCHES})), progress)
         return
-    load_weights(module, files, None, progress)
+    load_weights(module, files, None, progress, deferred=deferred)
 
 
 def _is_convolution(files: Checkpoint) -> bool:

@@ -13,7 +13,7 @@ from mstar_core.layers.moe import expert_parts
 if TYPE_CHECKING:
     from torch import nn
 
-    from mstar_core.plugin.model import WeightProgress
+    from mstar_core.plugin.model import DeferredReads, WeightProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,16 @@ def own_tensors(files: Checkpoint, node: str) -> Checkpoint:
     return Checkpoint(files.folder, paths, files.seed)
 
 
-def load(module: nn.Module, tensors: Checkpoint, node: str, progress: WeightProgress | None) -> None:
-    """Load a node from its tensors. Experts go straight into their fused tensors.
+def load(
+    module: nn.Module,
+    tensors: Checkpoint,
+    node: str,
+    progress: WeightProgress | None,
+    deferred: DeferredReads | None = None,
+) -> None:
+    """Load a node from its tensors, or leave that to `deferred`. Experts go straight into their fused tensors.
 
     Raises WeightsError with file and key for a missing, unknown or misshapen tensor.
     """
-    load_weights(module, tensors, NameMap(prefixes=TENSORS[node].prefixes), progress, expert_parts(module))
+    names = NameMap(prefixes=TENSORS[node].prefixes)
+    load_weights(module, tensors, names, progress, expert_parts(module), deferred)
