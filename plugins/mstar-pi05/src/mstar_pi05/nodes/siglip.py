@@ -34,11 +34,6 @@ CAPTURED: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48)
 """Batch sizes in cameras with a CUDA graph: up to sixteen requests of three cameras."""
 
 
-SLICED_ROWS: Final = 1024
-"""Most rows whose second MLP product is computed in two slices of its inputs. One product has too few tiles for a GPU
-of 132 multiprocessors."""
-
-
 class Embeddings(nn.Module):
     """Patch embeddings in row order, with learned positions."""
 
@@ -96,18 +91,14 @@ class VisionMLP(nn.Module):
         self.fc1 = nn.Linear(vision.width, vision.mlp)
         self.fc2 = nn.Linear(vision.mlp, vision.width)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return x's shape and None, or float32 slices to be summed [2, ...] and the bias to be added to them."""
+    def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and x.dtype != torch.float32:
             # The GEMM epilogue computes the tanh GELU before rounding.
             flat = x.flatten(0, -2)
             inner = torch._addmm_activation(self.fc1.bias, flat, self.fc1.weight.t(), use_gelu=True)
-            if len(flat) <= SLICED_ROWS and inner.shape[-1] % 16 == 0:
-                slices = [matrix.unflatten(1, (2, -1)).transpose(0, 1) for matrix in (inner, self.fc2.weight)]
-                both = torch.bmm(slices[0], slices[1].mT, out_dtype=torch.float32)
-                return both.unflatten(1, x.shape[:-1]), self.fc2.bias
-            return self.fc2(inner.unflatten(0, x.shape[:-1])), None
-        return self.fc2(gelu(self.fc1(x), approximate="tanh")), None
+            return cast("Tensor", self.fc2(inner.unflatten(0, x.shape[:-1])))
+        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
+        return out
 
 
 class VisionBlock(nn.Module):
@@ -125,9 +116,8 @@ class VisionBlock(nn.Module):
 
         x: [N, tokens, width]. Returns the sum and its norm in x's shape.
         """
-        x, inner = _summed(x, self.self_attn(normed), None, self.layer_norm2)
-        branch, bias = self.mlp(inner)
-        return _summed(x, branch, bias, after)
+        x, inner = _summed(x, self.self_attn(normed), self.layer_norm2)
+        return _summed(x, self.mlp(inner), after)
 
 
 class Encoder(nn.Module):
@@ -216,11 +206,11 @@ class Cameras(nn.Module, CapturesFunction):
         return out
 
 
-def _summed(x: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """Return x + branch, and its norm. branch: x's shape; on CUDA also slices to be summed and added to a bias."""
+def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """Return x + branch, and its norm."""
     if x.is_cuda:
         both: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
-            x, branch, norm, bias
+            x, branch, norm
         )
         return both
     total = x + branch
