@@ -342,13 +342,11 @@ def supports(x: Tensor, gate_up: Tensor, down: Tensor, scales: tuple[Tensor, Ten
     return are_known and are_contiguous
 
 
-def tilings(
-    x: Tensor, inner: int, pairs: int, experts: int, *, widens: bool = False, rounds: bool = False
-) -> tuple[MoETiling, MoETiling]:
+def tilings(x: Tensor, inner: int, pairs: int, experts: int, *, widens: bool = False) -> tuple[MoETiling, MoETiling]:
     """Return the tilings of the gate-up and of the down GEMM. Fixed per device and range of tokens, never measured.
 
     Within a range a row's bits do not depend on its batch. x: [T, width]. widens: the weights are float8, and the rows
-    are not. rounds: both are.
+    are not.
     """
     tokens, width = x.shape
     has_room = has_large_shared_memory(x.device)
@@ -362,8 +360,6 @@ def tilings(
             return _fitted(small, width), _fitted(tiling, inner)
     elif pairs <= MANY_ROWS * experts:
         tiling = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
-        if rounds:  # of half the bytes: 0.77 to 0.89 of the time
-            tiling = replace(tiling, step=128, stages=3 if has_room else 2)
     elif widens:
         # Weights that are widened in registers gave wrong sums with 8 warps and 3 stages (Triton 3.6 on an H200).
         tiling = MoETiling(block=128, step=64, rows=128, stages=3 if has_room else 2)
@@ -484,7 +480,7 @@ def expert_terms(
         return out
     is_rounded = scales is not None and rounds_inputs and tokens > FEW_TOKENS
     widens = scales is not None and not is_rounded
-    first, second = forced or tilings(x, inner, tokens * slots, total, widens=widens, rounds=is_rounded)
+    first, second = forced or tilings(x, inner, tokens * slots, total, widens=widens)
     routing = route(logits, total - shared, chosen, x.dtype, first.rows, shared=shared, normalizes=normalizes)
     hidden = x.new_empty(tokens * slots, inner)
     most, is_single = routing.tiles.shape[1], tokens == 1
