@@ -25,6 +25,9 @@ REACH: Final = 2.0
 SHARPNESS: Final = -0.5
 """Parameter of the bicubic filter."""
 
+MOST_PRODUCTS: Final = 1 << 25
+"""Products of pixels and weights that are in memory at once: 160 MB."""
+
 MOST_TABLES: Final = 64
 """Pairs of sides whose tables are kept: 60 to 80 KB each for a side of 1000."""
 
@@ -50,11 +53,15 @@ class PixelResize:
         if image.shape[axis] == side:
             return image
         places, weights = self._table(image.shape[axis], side, image.device)
+        lines = max(1, MOST_PRODUCTS // (image.shape[0] * places.shape[1] * (image.shape[2] if axis == 1 else side)))
         if axis == 1:
-            sums = (image[:, places] * weights[..., None]).sum(2, dtype=torch.int32)
+            sums = [
+                (image[:, place] * weight[..., None]).sum(2, dtype=torch.int32)
+                for place, weight in zip(places.split(lines), weights.split(lines), strict=True)
+            ]
         else:
-            sums = (image[:, :, places] * weights).sum(3, dtype=torch.int32)
-        return _rounded(sums)
+            sums = [(part[:, :, places] * weights).sum(3, dtype=torch.int32) for part in image.split(lines, dim=1)]
+        return torch.cat([_rounded(each) for each in sums], dim=1)
 
     def _table(self, source: int, target: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = source, target, device

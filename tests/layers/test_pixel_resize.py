@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mstar_core.layers import pixel_resize
 from mstar_core.layers.pixel_resize import MOST_TABLES, PixelResize
 
 BICUBIC = Image.Resampling.BICUBIC
@@ -36,6 +37,14 @@ def test_pixels_equal_those_of_pillow(given: tuple[int, int], wanted: tuple[int,
         image = Image.fromarray(pixels).resize(between, BICUBIC).resize(wanted, BICUBIC)
         actual = PixelResize()(torch.from_numpy(pixels).permute(2, 0, 1), wanted[1], wanted[0])
         assert np.array_equal(actual.permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+def test_a_large_image_is_resized_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.randint(0, 256, (3, 60, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    whole = PixelResize()(image, 48, 64)
+    for most in (1, 3 * 7 * 64 * 7):
+        monkeypatch.setattr(pixel_resize, "MOST_PRODUCTS", most)
+        assert torch.equal(PixelResize()(image, 48, 64), whole)
 
 
 def test_tables_of_many_sizes_are_bounded() -> None:

@@ -25,6 +25,7 @@ from mstar_qwen3omni.params import Params
 from mstar_qwen3omni.plugin import CHAT
 from mstar_qwen3omni.processor import Processor
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM
+from mstar_qwen3omni.request.images import grid_of, patches_of, resized
 
 from .conftest import GOLDEN, Golden
 from .prompts import SPEAKS, WRITES, case_request, npy
@@ -248,9 +249,18 @@ def test_media_stay_in_order_between_their_markers(processor: Processor) -> None
     assert "<|audio_pad|><|audio_end|><|vision_start|><|video_pad|>" in spelled
     assert spelled.endswith("<|video_pad|><|vision_end|>so?<|im_end|>\n<|im_start|>assistant\n")
     seen, heard = actual.segments[1].arrays, actual.segments[3].arrays
-    assert (seen["pixels"].shape, seen["pixels"].dtype, seen["grid"].tolist()) == ((24, 1536), np.uint8, [1, 4, 6])
+    assert (seen["pixels"].shape, seen["pixels"].dtype, seen["grid"].tolist()) == ((64, 96, 3), np.uint8, [1, 4, 6])
     assert heard["audio"].shape == (1, 16_000)
     assert (len(seen["tokens"]), len(heard["tokens"])) == (6, 13)
+
+
+def test_images_far_over_their_size_travel_as_patches(processor: Processor) -> None:
+    inputs = ask(processor, ("user", [("image", png(300, 200)), "?"]), min_pixels=4096, max_pixels=8192)
+    (seen,) = (segment for segment in inputs.segments if segment.kind == "image")
+    rows, columns = seen.arrays["grid"].tolist()[1:]
+    sizes = processor._config.vision
+    frame = resized(Image.fromarray(noise(300, 200)), rows * sizes.patch, columns * sizes.patch)
+    assert np.array_equal(seen.arrays["pixels"], patches_of([frame], grid_of(1, *frame.shape[:2], sizes), sizes))
 
 
 def test_a_request_without_messages_is_one_user_turn(processor: Processor) -> None:

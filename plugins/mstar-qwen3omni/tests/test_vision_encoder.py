@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey
@@ -16,6 +18,7 @@ from mstar_core.graph import STATELESS, NodeSpec
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_qwen3omni.encoders import vision
 from mstar_qwen3omni.encoders.patches import patch_places, places_of, resampled
+from mstar_qwen3omni.request.images import grid_of, patches_of, resized
 
 from .encoder_cases import SMALL, drawn, needs_weights, reference, small, vectors
 
@@ -126,6 +129,18 @@ def test_bytes_equal_their_normalised_values() -> None:
         torch.testing.assert_close(own, each, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("size", [(96, 64), (91, 70), (40, 32)])
+def test_a_decoded_image_equals_its_patches(size: tuple[int, int]) -> None:
+    module, sizes, (rows, columns) = small("vision_encoder"), SMALL.vision, (6, 4)
+    pixels = np.random.default_rng(2).integers(0, 256, (*size, 3), dtype=np.uint8)
+    frame = resized(Image.fromarray(pixels), rows * sizes.patch, columns * sizes.patch)
+    patches = patches_of([frame], grid_of(1, *frame.shape[:2], sizes), sizes)
+    seen, cut = ({**item((1, rows, columns)), "pixels": torch.from_numpy(each)} for each in (pixels, patches))
+    (actual,), (expected,), together = run(module, seen), run(module, cut), run(module, seen, cut)
+    for own, other, *both in zip(actual, expected, *together, strict=True):
+        assert torch.equal(own, other) and all(torch.equal(each, own) for each in both)
+
+
 def test_requests_of_any_batch_equal_requests_alone() -> None:
     module, items = small("vision_encoder"), [item(grid, seed) for seed, grid in enumerate(GRIDS)]
     for own, each in zip(run(module, *items), items, strict=True):
@@ -229,4 +244,8 @@ def test_requests_of_unequal_size_run_in_one_step_of_the_engine() -> None:
 def test_the_warm_up_fits_the_released_sizes() -> None:
     (request,) = small("vision_encoder").warmup_requests()
     assert [len(step.inputs["tokens"]) for step in request.steps] == [64, 256, 576, 1024]
-    assert all(int(step.inputs["grid"].prod()) == len(step.inputs["pixels"]) for step in request.steps)
+    module = small("vision_encoder")
+    for step in request.steps:
+        pixels, (_, rows, columns) = step.inputs["pixels"], step.inputs["grid"].tolist()
+        assert pixels.shape[0] < rows * module.sizes.patch and pixels.shape[1] < columns * module.sizes.patch
+        assert rows * columns == len(module._media(pixels, (1, rows, columns)).patches[0])

@@ -123,7 +123,7 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
         engine=STATELESS,
         weight_bytes=1_077_000_000,
         ports={
-            "pixels": f"any[p,{config.vision.patch_values}]",
+            "pixels": "any",  # patches [p, values], or a decoded image [y, x, 3]
             "grid": "i64[3]",
             "tokens": "i64[n]",
             "sound": "any[a,d]?",
@@ -132,7 +132,7 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
         },
         batch_key=(),
         ragged=("pixels", "grid", "tokens", "sound"),
-        doc="patches of an image or a video to one vector per token, and deep feature maps. Vectors of a video's sound "
+        doc="an image, or patches of a video, to one vector per token, and deep feature maps. Vectors of a video's sound "
         "are put at their tokens",
     )
     return audio, vision

@@ -38,7 +38,7 @@ TURNS = ("text", {"tokens": (44,), "talker_tokens": (14,)})
 OPEN = ("text", {"tokens": (35,), "talker_tokens": (5,)})
 ASK = ("text", {"tokens": (14,), "talker_tokens": (14,)})
 HEARD = ("audio", {"tokens": (26,), "audio": (1, 32000)})
-SEEN = ("image", {**_seen(64), "pixels": (256, 1536)})
+SEEN = ("image", {**_seen(64), "pixels": (256, 256, 3)})
 WATCHED = ("video", {**_seen(256), "pixels": (1024, 1536)})
 WATCHED_AND_HEARD = (
     "audio_video",

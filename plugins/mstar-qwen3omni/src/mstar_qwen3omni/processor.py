@@ -19,7 +19,7 @@ from mstar_core.plugin.media.bands import Bands
 from mstar_core.plugin.model import checkpoint_folder
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, KeptMedia, PromptRequest, content_key
-from mstar_qwen3omni.checkpoint.config import read_config
+from mstar_qwen3omni.checkpoint.config import PATCH_FRAMES, read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size
 from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media, windowed_sound
@@ -244,18 +244,21 @@ class MediaReader:
             pairs, rows, columns = (int(value) for value in part.kept.arrays["grid"])
             grid = Grid(pairs=pairs, rows=rows, columns=columns)
             return picture_media(part.kept.arrays["pixels"], grid, self._config)
-        patches, grid = self._patches(part.data)
+        pixels, grid = self._pixels(part.data)
         if self._request.keeps_media:
             sides = np.array([grid.pairs, grid.rows, grid.columns])
-            self._kept[number] = KeptMedia(content=key, arrays={"pixels": patches, "grid": sides})
-        return picture_media(patches, grid, self._config)
+            self._kept[number] = KeptMedia(content=key, arrays={"pixels": pixels, "grid": sides})
+        return picture_media(pixels, grid, self._config)
 
-    def _patches(self, data: bytes) -> tuple[np.ndarray, Grid]:
+    def _pixels(self, data: bytes) -> tuple[np.ndarray, Grid]:
+        """Return a decoded image, uint8 [y, x, 3], which its encoder resizes, or patches of one that is too large."""
         params, sizes = self._params, self._config.vision
         image = read_image(data, self._request.limits)
         pixels = PixelRange(least=params.min_pixels, most=params.max_pixels)
         height, width = target_size(image.height, image.width, sizes.patch * sizes.merge, pixels)
         grid = grid_of(1, height, width, sizes)
+        if image.width * image.height <= PATCH_FRAMES * height * width:  # no more bytes than its patches
+            return np.asarray(image), grid
         return patches_of([resized(image, height, width, self._bands)], grid, sizes), grid
 
     def _video(self, data: bytes, before: int) -> Media:

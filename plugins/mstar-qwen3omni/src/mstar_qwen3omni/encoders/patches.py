@@ -1,4 +1,4 @@
-"""Places of vision patches: their order, the resampling of learned positions, and rotary angles.
+"""Vision patches: their values and order, the resampling of learned positions, and rotary angles.
 
 Source: specification section 6. Used by the vision encoder.
 """
@@ -9,10 +9,23 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from mstar_qwen3omni.checkpoint.config import PATCH_FRAMES
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROPE_BASE: Final = 10_000.0
+
+
+def patches_of_image(image: Tensor, side: int, merge: int) -> Tensor:
+    """Return the patches of an image, as those of a pair of equal frames, [p, values], in the order of their blocks.
+
+    image: [3, y, x], multiples of side * merge. Values: channel, frame, row and column.
+    """
+    rows, columns = image.shape[1] // (side * merge), image.shape[2] // (side * merge)
+    blocks = image.view(3, rows, merge, side, columns, merge, side).permute(1, 4, 2, 5, 0, 3, 6)
+    pairs = blocks[..., None, :, :].expand(-1, -1, -1, -1, -1, PATCH_FRAMES, -1, -1)
+    return pairs.reshape(rows * columns * merge**2, -1)
 
 
 def patch_places(height: int, width: int, merge: int) -> tuple[Tensor, Tensor]:

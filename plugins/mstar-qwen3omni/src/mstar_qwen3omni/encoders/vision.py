@@ -1,4 +1,4 @@
-"""Node `vision_encoder`: patches of images and videos to vectors and deep feature maps. Run by the stateless engine.
+"""Node `vision_encoder`: images, and patches of videos, to vectors and deep feature maps. Run by the stateless engine.
 
 Frames of several requests share a batch; attention stays within a frame (a frame pair of a video). Parameters are named
 as in the checkpoint after `thinker.visual.`. Source: specification section 6.
@@ -23,9 +23,10 @@ from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 from mstar_core.layers import rotate
 from mstar_core.layers.linear import elementwise_kernels, uses_fused_kernels
+from mstar_core.layers.pixel_resize import PixelResize
 from mstar_qwen3omni.checkpoint.config import PATCH_FRAMES
 from mstar_qwen3omni.encoders.blocks import add_norm
-from mstar_qwen3omni.encoders.patches import places_of, resampled, rotation_of
+from mstar_qwen3omni.encoders.patches import patches_of_image, places_of, resampled, rotation_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,8 +43,11 @@ MOST_CAPTURED: Final = 4096
 MOST_PATCHES: Final = 16_384
 """Patches of one pass. It bounds memory, and the length of kernels that steps of other nodes on the device wait for."""
 
+IMAGE_AXES: Final = 3
+"""Axes of a decoded image, channels last. Patches have two."""
+
 WARM_GRIDS: Final = ((16, 16), (32, 32), (48, 48), (64, 64))
-"""Grids of the warm-up's images: 256, 512, 768 and 1024 pixels a side."""
+"""Grids of the warm-up's images: 256, 512, 768 and 1024 pixels a side, resized from a little less."""
 
 Rotation = tuple["Tensor", "Tensor"]
 Grid = tuple[int, int, int]
@@ -181,6 +185,7 @@ class VisionEncoder(nn.Module, CapturesFunction):
         self.blocks = nn.ModuleList(VisionBlock(sizes) for _ in range(sizes.layers))
         self.merger = Merger(sizes, is_joined_first=False)
         self.merger_list = nn.ModuleList(Merger(sizes, is_joined_first=True) for _ in sizes.deepstack)
+        self._resize = PixelResize()
         self._replayed = CapturedFunction(self.encode_frames, CAPTURED)
 
     # -- the node ----------------------------------------------------------------------------------------------------
@@ -195,7 +200,8 @@ class VisionEncoder(nn.Module, CapturesFunction):
     ) -> dict[str, list[Tensor]]:
         """Encode one image or video per request.
 
-        pixels: per request [p, values], uint8, or floats in [-1, 1]. grid: frames, rows and columns of patches, [3].
+        pixels: per request [p, values], uint8, or floats in [-1, 1]; or a decoded image, uint8 [y, x, 3], which is
+        resized to its grid. grid: frames, rows and columns of patches, [3].
         tokens: ids [n] on the host. sound: vectors [a, output] of the audio pads among the tokens.
         Returns {"embeds": B tensors [n, output], "deepstack": B tensors [levels, n, output]} in token order; deepstack
         is zero at audio pads. Raises EngineError if tokens, pixels or sound do not fit each other.
@@ -212,6 +218,10 @@ class VisionEncoder(nn.Module, CapturesFunction):
 
     def _media(self, pixels: Tensor, grid: Grid) -> _Media:
         frames, height, width = grid
+        if pixels.dim() == IMAGE_AXES:
+            side, merge = self.sizes.patch, self.sizes.merge
+            resized = self._resize(pixels.permute(2, 0, 1).contiguous(), height * side, width * side)
+            pixels = patches_of_image(resized, side, merge)
         if len(pixels) != frames * height * width or height % self.sizes.merge or width % self.sizes.merge:
             raise EngineError(
                 f"{len(pixels)} patches do not fill a grid of {frames} x {height} x {width}",
@@ -301,11 +311,12 @@ class VisionEncoder(nn.Module, CapturesFunction):
         )
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See NodeModule: images of usual sizes."""
+        """See NodeModule: images of usual sizes, a little smaller than their grids, so that they are resized."""
         steps = []
         for height, width in WARM_GRIDS:
             pads = torch.full((height * width // self.sizes.merge**2,), self.ids.image_pad)
-            pixels = torch.zeros(height * width, self.sizes.patch_values, dtype=torch.uint8)
+            lines, columns = (count * self.sizes.patch - self.sizes.patch // 2 for count in (height, width))
+            pixels = torch.zeros(lines, columns, 3, dtype=torch.uint8)
             inputs = {"pixels": pixels, "grid": torch.tensor([1, height, width]), "tokens": pads}
             steps.append(WarmupStep(inputs=inputs, outputs=("embeds", "deepstack")))
         return [WarmupRequest(title="images", tokens=4096, steps=tuple(steps), is_value_free=True)]

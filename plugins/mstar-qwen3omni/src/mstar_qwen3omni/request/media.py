@@ -93,7 +93,7 @@ def windowed_sound(samples: Array, config: OmniConfig) -> Media:
 
 
 def picture_media(pixels: Array, grid: Grid, config: OmniConfig) -> Media:
-    """Return an image. pixels: patches [p, values]."""
+    """Return an image. pixels: patches [p, values], or as decoded, [y, x, 3]."""
     arrays = _seen(pixels, grid, config.vision)
     return Media(kind="image", tokens=_pads(config.ids.image_pad, grid.tokens), arrays=arrays, grid=grid)
 
