@@ -132,7 +132,7 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
         },
         batch_key=(),
         ragged=("pixels", "grid", "tokens", "sound"),
-        doc="an image, or patches of a video, to one vector per token, and deep feature maps. Vectors of a video's sound "
+        doc="an image or patches of a video to one vector per token, and deep feature maps. Vectors of a video's sound "
         "are put at their tokens",
     )
     return audio, vision
