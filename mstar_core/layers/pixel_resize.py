@@ -25,8 +25,8 @@ REACH: Final = 2.0
 SHARPNESS: Final = -0.5
 """Parameter of the bicubic filter."""
 
-MOST_PRODUCTS: Final = 1 << 25
-"""Products of pixels and weights that are in memory at once: 160 MB."""
+MOST_PRODUCTS: Final = 1 << 24
+"""Products of pixels and weights that are in memory at once: 80 MB."""
 
 MOST_TABLES: Final = 64
 """Pairs of sides whose tables are kept: 60 to 80 KB each for a side of 1000."""
