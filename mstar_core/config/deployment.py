@@ -128,6 +128,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     hosts: all hosts, the supervisor's first; empty if the deployment has one host and no Ray. on_host: name of the host
     on which this record is read, whose paths it has.
     adapters: LoRA adapters that are loaded now; next_adapter: number of the next one.
+    owner: token of the gateway that has started it, empty for others.
     graph: declared graph of the model (`GraphView`), shown until the conductor has read the checkpoint.
     """
 
@@ -163,6 +164,7 @@ class DeploymentSpec(ResolvedConfig, frozen=True, kw_only=True):
     on_host: str = ""
     adapters: tuple[AdapterPlan, ...] = ()
     next_adapter: int = 1
+    owner: str = ""
     graph: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property

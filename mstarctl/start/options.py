@@ -280,6 +280,7 @@ class UpOptions:
             "--admin-group", metavar="GROUP", help="its members may read; needs a --socket-path-prefix of theirs"
         ),
     ] = None
+    owner: Annotated[str, typer.Option("--owner", hidden=True)] = ""
     rust_frontend: Annotated[bool, typer.Option("--rust-frontend", hidden=True)] = False
     rust_frontend_bin: Annotated[str | None, typer.Option("--rust-frontend-bin", hidden=True)] = None
 

@@ -190,6 +190,7 @@ def facts_of(options: UpOptions) -> dict[str, Any]:
         "log_stats": options.log_stats or options.stats_file is not None,
         "stats_file": stats_path(options.stats_file),
         "nvtx": options.nvtx,
+        "owner": options.owner,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -17,7 +16,6 @@ from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder, MemoryClaim
 
 TOTAL = 100
-STARTS = itertools.count(1)
 RESIDUE = 2
 """Bytes that a sleeping deployment keeps."""
 
@@ -96,7 +94,7 @@ async def settle() -> None:
 class FakeDeployment:
     """One deployment. held: bytes by key. running: requests of clients that are not the fleet's.
 
-    log_dir: made anew by each start.
+    owner: token of the gateway that has started it, empty for an operator. level: of its sleep.
     """
 
     name: str
@@ -108,7 +106,9 @@ class FakeDeployment:
     done: int = 0
     total: int = 0
     held: dict[str, int] = field(default_factory=dict)
-    log_dir: str = field(default_factory=lambda: f"/logs/{next(STARTS)}")
+    owner: str = ""
+    level: int = 0
+    sleep_copies: bool = False
 
 
 class FakeLaunch:
@@ -176,7 +176,9 @@ class FakeHost:
         budget = "auto" if self.is_shared and claims else ""
         return Need(claims=claims, budget=budget, can_sleep=entry.name not in self.unplaced)
 
-    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> FakeLaunch:
+    async def launch(
+        self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
+    ) -> FakeLaunch:
         self.log.append(f"{'replace' if is_replacement else 'start'} {name}")
         self.entries[name] = entry
         left = self.failures.get(name, [])
@@ -185,10 +187,11 @@ class FakeHost:
             launch = self.launches[name] = FakeLaunch(self, name, error)
             launch.done.set()
             if error is None:
-                self.deployments[name].log_dir = f"/logs/{next(STARTS)}"
+                self.deployments[name].owner = owner
             return launch
         if error is None or error.code == "late":
-            deployment = FakeDeployment(name, need)
+            copies = bool(entry.set.get("sleep_copies"))
+            deployment = FakeDeployment(name, need, owner=owner, sleep_copies=copies)
             self._take(deployment, {key: claim.need_bytes for key, claim in need.claims.items()})
             self.deployments[name] = deployment
         launch = self.launches[name] = FakeLaunch(self, name, error)
@@ -225,7 +228,10 @@ class FakeHost:
                     phase=each.phase,
                     done=each.done,
                     total=each.total,
-                    log_dir=each.log_dir,
+                    owner=each.owner,
+                    sleep_level=each.level,
+                    sleep_copies=each.sleep_copies,
+                    weights_bytes=each.need.claims_bytes,
                 ),
             )
             for name, each in found.items()
@@ -238,7 +244,7 @@ class FakeHost:
         if name in self.cannot_sleep:
             raise MstarError(f"{name} cannot sleep")
         self.log.append(f"sleep {name}" if level == 1 else f"sleep {name} at level {level}")
-        deployment.state = "sleeping"
+        deployment.state, deployment.level = "sleeping", level
         deployment.held = dict.fromkeys(deployment.held, RESIDUE)
 
     async def wake(self, name: str) -> None:
@@ -251,7 +257,7 @@ class FakeHost:
         self.log.append(f"wake {name}")
         if self.may_wake is not None:
             await self.may_wake.wait()
-        deployment.state, deployment.phase = "ready", ""
+        deployment.state, deployment.phase, deployment.level = "ready", "", 0
 
     async def end(self, name: str) -> None:
         self.log.append(f"end {name}")

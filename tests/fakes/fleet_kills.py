@@ -1,6 +1,6 @@
-"""A world in which a gateway dies at a chosen point: before or after any call of its fleet, or any write of its file.
+"""A world in which a gateway dies at a chosen point: before or after any call of its fleet.
 
-The deployments, their commands and the file of names survive it, as they survive a SIGKILL.
+The deployments and their commands survive it, as they survive a SIGKILL.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mstar_core.errors import MstarError, StartError
 from mstar_core.gateway.fleet.head import DeploymentHead
 from mstar_core.gateway.fleet.hosting import Need
-from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
 from mstar_core.host.gpu_locks import Holder
@@ -74,11 +72,13 @@ class KilledHost:
         await self._point("survey")
         return await self._world.host.survey(entry)
 
-    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> KilledLaunch:
+    async def launch(
+        self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
+    ) -> KilledLaunch:
         await self._point(f"before launch {name}")
         launch = KilledLaunch(self, self._world, name, is_first=name not in self._world.commands)
         if launch.is_first:
-            self._world.commands[name] = entry
+            self._world.commands[name] = entry, owner
         await self._point(f"after launch {name}")
         return launch
 
@@ -129,31 +129,17 @@ class KilledLaunch:
         await self._host._point(f"started {self._name}")
 
 
-class KilledNames(OwnedNames):
-    """The file of names, whose writes are points too."""
-
-    def __init__(self, state_dir: Path, life: Life) -> None:
-        super().__init__(state_dir)
-        self._life = life
-
-    def _write(self, names: frozenset[str]) -> None:
-        if self._life.passes("before write"):
-            raise KilledError
-        super()._write(names)
-        if self._life.passes("after write"):
-            raise KilledError
-
-
 @dataclass
 class World:
     """Deployments, and what a dead gateway has left in progress.
 
-    commands: of `up` by the name of their deployment, from their start until the deployment ends: names are locked.
+    commands: of `up` with their owners, by the name of their deployment, from their start until the deployment ends:
+    names are locked.
     orphans: commands whose gateway died before their deployment served.
     """
 
     host: FakeHost
-    commands: dict[str, ModelEntry] = field(default_factory=dict)
+    commands: dict[str, tuple[ModelEntry, str]] = field(default_factory=dict)
     left: list[Effect] = field(default_factory=list)
     orphans: set[str] = field(default_factory=set)
 
@@ -166,9 +152,9 @@ class World:
 
     async def place(self, name: str) -> None:
         """Let a command start its deployment. Raises StartError if memory is short, and the command has then ended."""
-        entry = self.commands[name]
+        entry, owner = self.commands[name]
         try:
-            await (await self.host.launch(entry, name, await self.host.survey(entry))).until_placed()
+            await (await self.host.launch(entry, name, await self.host.survey(entry), owner)).until_placed()
         except MstarError:
             del self.commands[name]
             self.host.log.pop()  # it has not started

@@ -14,7 +14,7 @@ from mstar_core.gateway.fleet.clock import MonotonicClock
 from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.local_host import LocalHost
 from mstar_core.gateway.fleet.managed import ManagedFleet
-from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.owned import owner_token
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
 
@@ -26,7 +26,7 @@ def fake_fleet(state: Path, models: list[str]) -> ManagedFleet:
     entries = {name: ModelEntry(name=name, target=name, memory_text="1GiB") for name in models}
     serve = ServeFile(models=entries, discover=False)
     return ManagedFleet(
-        serve, FleetHosts(lambda name: LocalHost(UP)), MonotonicClock(), RunningFleet(serve), OwnedNames(state)
+        serve, FleetHosts(lambda name: LocalHost(UP)), MonotonicClock(), RunningFleet(serve), owner_token(state)
     )
 
 

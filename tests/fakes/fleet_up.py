@@ -38,13 +38,13 @@ def plan(model: str) -> dict[str, Any]:
     return {"name": model, "memory": memory}
 
 
-def up(model: str, name: str, port: int) -> None:
+def up(model: str, name: str, port: int, owner: str) -> None:
     """Start a deployment and wait until it is ready."""
     from mstarctl.start.launch import launch, wait_ready  # `plan` needs none of it
 
     claims = claims_of(model)
     gpus = {claim.device: key for key, claim in claims.items()}
-    spec = one_rank_spec(name, port, gpus=gpus, claims=claims)
+    spec = one_rank_spec(name, port, gpus=gpus, claims=claims, owner=owner)
     started = launch(spec, RunDirectory.of(name), "tests.fakes.supervisor")
     wait_ready(started, lambda snapshot: None)
 
@@ -57,7 +57,7 @@ def main() -> None:
         if verb == "plan":
             print(json.dumps({"items": [plan(model)]}))
         else:
-            up(model, options["--name"], int(options["--port"]))
+            up(model, options["--name"], int(options["--port"]), options["--owner"])
     except MstarError as error:
         print(render_error(error), file=sys.stderr)
         sys.exit(int(error.exit_code))

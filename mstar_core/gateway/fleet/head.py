@@ -30,7 +30,8 @@ STATES: Final = {
 class DeploymentHead:
     """Report of a supervisor. done, total: bytes of the current phase of a start, or of a wake.
 
-    log_dir: folder of its logs, made anew by each start, so that it tells two deployments of one name apart.
+    owner: token of the gateway that has started it. sleep_level: of its sleep, 0 if it is awake. sleep_copies: its
+    weights stay in host memory after a wake. weights_bytes: their size, 0 if that is not known yet.
     """
 
     state: str
@@ -41,7 +42,10 @@ class DeploymentHead:
     running: int = 0
     waiting: int = 0
     pid: int = 0
-    log_dir: str = ""
+    owner: str = ""
+    sleep_level: int = 0
+    sleep_copies: bool = False
+    weights_bytes: int = 0
 
     @property
     def model_state(self) -> ModelState:

@@ -77,9 +77,12 @@ class DeploymentHost(Protocol):
         ...
 
     async def launch(
-        self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False
+        self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
     ) -> DeploymentStart:
-        """Start a deployment called `name`. is_replacement: it takes over from the one of this name once it serves."""
+        """Start a deployment called `name`. owner: token for its record.
+
+        is_replacement: it takes over from the one of this name once it serves.
+        """
         ...
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:

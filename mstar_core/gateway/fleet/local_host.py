@@ -111,9 +111,11 @@ class LocalHost:
         item: dict[str, Any] = msgspec.json.decode(said)["items"][0]
         return item
 
-    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> CommandStart:
+    async def launch(
+        self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
+    ) -> CommandStart:
         """Start a deployment on a free port of the loopback address, detached from the gateway."""
-        words = ["up", *start_words(entry), "-d"]
+        words = ["up", *start_words(entry), "-d", "--owner", owner]
         words += ["--memory", need.budget] if need.budget else []
         words += [word for alias in (entry.name, *entry.aliases) for word in ("--alias", alias)]
         words += ["--replace", name] if is_replacement else ["--name", name, "--port", str(free_ports(LOOPBACK, 1)[0])]

@@ -17,7 +17,6 @@ from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.hosts.names import host_of
 from mstar_core.gateway.fleet.hosts.placing import Option, everywhere, ordered
 from mstar_core.gateway.fleet.managed_model import TURN_S, Failure, ManagedModel, Member
-from mstar_core.gateway.fleet.owned import OwnedNames
 from mstar_core.gateway.fleet.room import Limit, Victim, can_suffice, choose_victims, held_by_device, refusal, shortages
 from mstar_core.gateway.fleet.scaling import desired_replicas
 from mstar_core.gateway.fleet.turns import MemoryTurn, MemoryTurns
@@ -55,15 +54,16 @@ STARTS: Final = ("target", "file", "weights", "device", "gpus", "set", "sleepabl
 class ManagedFleet:
     """Models of a serve.yaml. Owned by the gateway's main, on its event loop.
 
-    others: serves the models that are not managed: with a `url`, and deployments that others started.
+    others: serves the models that are not managed: with a `url`, and deployments that others started. owner: token in
+    the records of the deployments that this gateway, or one before it, has started.
     """
 
-    def __init__(self, serve: ServeFile, hosts: FleetHosts, clock: Clock, others: Fleet, owned: OwnedNames) -> None:
+    def __init__(self, serve: ServeFile, hosts: FleetHosts, clock: Clock, others: Fleet, owner: str) -> None:
         self._serve = serve
         self._hosts = hosts
         self._clock = clock
         self._others = others
-        self._owned = owned
+        self._owner = owner
         self._models: dict[str, ManagedModel] = {}
         self._members: dict[str, Member] = {}
         self._keeping: set[str] = set()  # deployments that keep copies of their weights on their host
@@ -321,19 +321,21 @@ class ManagedFleet:
                 self._lose(model, member)
             member.is_lost = member.is_lost and self._hosts.fault(member.host) is not None
             member.replica = member.head = None
-            member.reported, member.log_dir = 0, ""
+            member.reported = 0
             member.state = ModelState.ABSENT
             return
         replica, head = found
         member.is_lost = False
-        if head is not None and head.log_dir != member.log_dir:
-            # Another worker of this gateway may have started it, or an operator after the last one of this name.
-            member.log_dir = head.log_dir
-            member.is_own = self._owned.claim(name, head.log_dir)
         member.replica = Replica(model=model.name, deployment=name, url=replica.url, key=replica.key)
         member.head = head
         if head is None:
             return  # a silent supervisor does not keep its api from serving
+        member.is_own = head.owner == self._owner
+        member.level = head.sleep_level or member.level  # of a sleep that another gateway has ordered
+        if head.sleep_copies:
+            self._keeping.add(name)
+        else:
+            self._keeping.discard(name)
         was_awake, member.state = member.state in AWAKE, head.model_state
         if member.state in AWAKE and not was_awake:
             self._has_come(member, now if model.task is None else model.began)
@@ -506,12 +508,10 @@ class ManagedFleet:
         """Start a deployment on a host. Returns LOADED, None if another gateway does it."""
         name = await self._free_name(model, host)
         async with self._room(model, need, name, patience_s) as turn:
-            before = self._owned.log_dir(name)
-            self._owned.add(name)
 
             async def begin() -> Any:
                 entry = self._started_entry(model, need, name)
-                launch = await self._hosts.launch(entry, name, need)
+                launch = await self._hosts.launch(entry, name, need, self._owner)
                 await launch.until_placed()
                 return launch
 
@@ -519,7 +519,6 @@ class ManagedFleet:
                 launch = await self._taken(begin, model, need, name, patience_s, turn)
             except MstarError as error:
                 if error.code == "name_in_use":  # another gateway was faster, or one before this: it is followed
-                    self._owned.note(name, before)
                     await self._clock.wait(asyncio.Event(), SCAN_S)
                     return None
                 raise
@@ -614,17 +613,11 @@ class ManagedFleet:
 
     async def _succeed(self, model: ManagedModel, member: Member, need: Need) -> None:
         """Start the successor of a deployment, and return when it serves. Raises the MstarError of a failed start."""
-        before = self._owned.log_dir(member.name)
-        self._owned.add(member.name)
-        try:
-            async with self._room(model, need, f"{member.name} beside itself", 0.0):
-                entry = self._started_entry(model, need, member.name)
-                launch = await self._hosts.launch(entry, member.name, need, is_replacement=True)
-                await launch.until_placed()
-            await launch.until_ready()
-        except MstarError:
-            self._owned.note(member.name, before)
-            raise
+        async with self._room(model, need, f"{member.name} beside itself", 0.0):
+            entry = self._started_entry(model, need, member.name)
+            launch = await self._hosts.launch(entry, member.name, need, self._owner, is_replacement=True)
+            await launch.until_placed()
+        await launch.until_ready()
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -751,13 +744,10 @@ class ManagedFleet:
         """Return the memory of its host that weights of other deployments take, or may take. but: a deployment."""
         host = host_of(but)
         return sum(
-            model.needs[host].claims_bytes
+            _copy_bytes(model, member)
             for model in self._models.values()
             for member in model.members
-            if member.host == host
-            and member.name != but
-            and host in model.needs
-            and (member.is_copied or member.name in self._keeping)
+            if member.host == host and member.name != but and (member.is_copied or member.name in self._keeping)
         )
 
     def _started_entry(self, model: ManagedModel, need: Need, name: str) -> ModelEntry:
@@ -784,8 +774,7 @@ class ManagedFleet:
         await self._hosts.end(member.name)
         self._keeping.discard(member.name)
         member.state, member.replica, member.head = ModelState.ABSENT, None, None
-        self._owned.discard(member.name)
-        member.is_own = False  # the next one of this name may be another's
+        member.is_own = False
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -803,6 +792,12 @@ class ManagedFleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _copy_bytes(model: ManagedModel, member: Member) -> int:
+    """Return the host memory that the weights of a deployment take: as planned, else as the deployment reports."""
+    need, head = model.needs.get(member.host), member.head
+    return need.claims_bytes if need is not None else 0 if head is None else head.weights_bytes
 
 
 def _managed(serve: ServeFile) -> list[ModelEntry]:

@@ -41,9 +41,8 @@ class Member:
     rest: bytes by key of the ledger that it kept in its last sleep. slept_s, wake_s: time of its last sleep and wake,
     without waits for room. moves: sleeps and wakes so far. kept_until: it was handed out to `handed` requests that
     have not begun yet, or has just become able to serve those that wait.
-    is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment. log_dir: of
-    the deployment for which that is known, empty if none runs. is_lost: its host cannot be reached; the deployment may
-    run there.
+    is_moving: it is put to sleep or ended. is_own: this gateway, or one before it, started the deployment. is_lost: its
+    host cannot be reached; the deployment may run there.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Member:
     is_moving: bool = False
     is_own: bool = False
     is_lost: bool = False
-    log_dir: str = ""
 
     @property
     def host(self) -> str:

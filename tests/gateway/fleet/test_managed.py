@@ -13,7 +13,7 @@ import pytest
 from mstar_core.errors import MstarError, StartError, Unavailable
 from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.managed import ManagedFleet
-from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.owned import owner_token
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import LoadProgress, ModelState, ModelStatus
 from mstar_core.gateway.serve_file import MemorySpec, ModelEntry, ServeFile
@@ -44,7 +44,7 @@ class Stage:
             FleetHosts(lambda name: self.host),
             self.clock,
             RunningFleet(self.serve),
-            OwnedNames(folder / "state"),
+            owner_token(folder / "state"),
         )
         self.progress: list[LoadProgress] = []
 
@@ -449,12 +449,15 @@ def test_a_name_whose_deployment_has_ended_may_be_an_operators_next(tmp_path: Pa
     played(play, tmp_path, THREE, FakeHost(THREE, unplaced={"a"}), a={"keep_text": "idle 5s"})
 
 
-def test_a_killed_gateway_leaves_no_claim_on_a_later_deployment_of_the_name(tmp_path: Path) -> None:
-    """It is killed after the end of its deployment, before it forgets the name."""
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_a_killed_gateway_leaves_no_claim_on_a_later_deployment_of_the_name(is_placed: bool, tmp_path: Path) -> None:
+    """It is killed after the end of its deployment, or during a start that then fails."""
 
     async def first(stage: Stage) -> None:
-        await stage.request("a")
+        stage.host.is_slow = not is_placed
+        waiting = asyncio.create_task(stage.ready("a"))
         await stage.later(2)
+        waiting.cancel()
 
     host = played(first, tmp_path, THREE).host
     del host.deployments["a"]
@@ -498,6 +501,37 @@ def test_a_successor_of_the_gateways_own_deployment_is_its_own_too(tmp_path: Pat
 
     played(second, tmp_path, needs, host)
     assert host.deployments == {}
+
+
+def test_a_successor_that_a_killed_gateway_has_left_is_known_by_the_next_one(tmp_path: Path) -> None:
+    """Its record has the token of the gateways of this folder."""
+    owner = owner_token(tmp_path / "state")
+    host = FakeHost(THREE)
+    host.adopt("a", "a").owner = owner
+    host.adopt("b", "b")
+
+    async def next_one(stage: Stage) -> None:
+        await stage.fleet.close(is_final=True)
+
+    played(next_one, tmp_path, THREE, host)
+    assert set(host.deployments) == {"b"} and host.log == ["end a"]
+
+
+def test_the_next_gateway_knows_the_copies_that_deployments_keep_on_the_host(tmp_path: Path) -> None:
+    needs = {key: {"0": 40} for key in "abc"}
+    host, memory = FakeHost(needs), MemorySpec(host_text="85")
+    host.adopt("a", "a").sleep_copies = True
+    asleep = host.adopt("b", "b", state="sleeping")
+    asleep.level, asleep.held = 1, {"0": 2}
+
+    async def play(stage: Stage) -> None:
+        await stage.request("c")
+        await stage.later(15)
+        assert host.log == ["start c", "sleep c at level 2"], "80 of 85 bytes are those of a and b"
+        assert stage.host.entries["c"].set.get("sleep_copies") is None
+
+    idle = {"c": {"keep_text": "idle 10s", "sleepable": True}}
+    played(play, tmp_path, needs, host, memory=memory, **idle)
 
 
 def test_a_small_model_that_fits_passes_a_large_one_that_waits_for_room_twice_at_most(tmp_path: Path) -> None:

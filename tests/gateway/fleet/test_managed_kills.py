@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,13 +14,14 @@ from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
 from tests.fakes.fleet import TOTAL, FakeHost, MovedClock
-from tests.fakes.fleet_kills import KilledError, KilledHost, KilledNames, Life, World
+from tests.fakes.fleet_kills import KilledError, KilledHost, Life, World
 
 NEEDS = {"a": {"0": 60}, "b": {"0": 30}, "c": {"0": 50}, "whole": {"0": 95}, "theirs": {"1": 40}, "side": {"1": 70}}
 SCRIPT = ("a", "b", "c", "a", "whole", "side", "theirs", "a")
 """Requests, one after the other: loads, sleeps, wakes, ends of sleepers, and a model of an operator."""
 
 OPERATOR = "theirs"
+OWNER = "token"
 SERVE = ServeFile(models={name: ModelEntry(target=name, name=name) for name in NEEDS}, discover=False)
 FEW = 15
 
@@ -30,17 +30,16 @@ def new_world() -> World:
     """Return a host on which an operator has started one deployment."""
     world = World(FakeHost(NEEDS))
     world.host.adopt(OPERATOR, OPERATOR)
-    world.commands[OPERATOR] = SERVE.models[OPERATOR]
+    world.commands[OPERATOR] = SERVE.models[OPERATOR], ""
     return world
 
 
-async def live(world: World, folder: Path, life: Life) -> list[str]:
+async def live(world: World, life: Life) -> list[str]:
     """Run a gateway until it has done its script and ended, or has died. Returns the outcome of each request."""
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # tasks of the dead
     clock = MovedClock()
-    fleet = ManagedFleet(
-        SERVE, FleetHosts(lambda name: KilledHost(world, life)), clock, RunningFleet(SERVE), KilledNames(folder, life)
-    )
+    host = KilledHost(world, life)
+    fleet = ManagedFleet(SERVE, FleetHosts(lambda name: host), clock, RunningFleet(SERVE), OWNER)
     outcomes: list[str] = []
 
     async def request(model: str) -> None:
@@ -101,10 +100,10 @@ def check_end(world: World) -> None:
 
 
 @pytest.fixture(scope="module")
-def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def points() -> list[str]:
     """The points of a life that is not cut."""
     life, world = Life(), new_world()
-    assert asyncio.run(live(world, tmp_path_factory.mktemp("whole"), life)) == ["done"] * len(SCRIPT)
+    assert asyncio.run(live(world, life)) == ["done"] * len(SCRIPT)
     check_end(world)
     verbs = {line.partition(" ")[0] for line in world.host.log}
     assert verbs == {"start", "sleep", "wake", "end"}, "the script reaches every kind of step"
@@ -121,17 +120,15 @@ def distinct(points: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize(("lands_at", "is_sent"), [(1, True), (12, False), (40, True)])
-def test_a_kill_at_every_point_loses_and_doubles_no_deployment(
-    points: list[str], lands_at: int, is_sent: bool, tmp_path: Path
-) -> None:
+def test_a_kill_at_every_point_loses_and_doubles_no_deployment(points: list[str], lands_at: int, is_sent: bool) -> None:
     """lands_at: what the dead gateway had begun ends early or late in the next life. is_sent: its last call too."""
     for at in distinct(points):
-        world, folder = new_world(), tmp_path / str(at)
+        world = new_world()
         first, second = Life(at=at, is_sent=is_sent), Life(lands_at=lands_at)
 
-        async def two(world: World = world, folder: Path = folder, lives: tuple[Life, Life] = (first, second)) -> None:
+        async def two(world: World = world, lives: tuple[Life, Life] = (first, second)) -> None:
             for life in lives:
-                await live(world, folder, life)
+                await live(world, life)
             await world.land()
 
         asyncio.run(two())
@@ -139,7 +136,7 @@ def test_a_kill_at_every_point_loses_and_doubles_no_deployment(
         check_end(world)
 
 
-def test_many_gateways_die_in_turn_and_the_last_one_cleans_up(points: list[str], tmp_path: Path) -> None:
+def test_many_gateways_die_in_turn_and_the_last_one_cleans_up(points: list[str]) -> None:
     for seed in range(FEW):
         random, world = Random(seed), new_world()
         lives = [
@@ -147,9 +144,9 @@ def test_many_gateways_die_in_turn_and_the_last_one_cleans_up(points: list[str],
             for _ in range(4)
         ]
 
-        async def run(world: World = world, lives: list[Life] = lives, folder: Path = tmp_path / str(seed)) -> None:
+        async def run(world: World = world, lives: list[Life] = lives) -> None:
             for life in [*lives, Life(lands_at=2)]:
-                await live(world, folder, life)
+                await live(world, life)
 
         asyncio.run(run())
         check_end(world)

@@ -11,7 +11,7 @@ import pytest
 from mstar_core.errors import MstarError
 from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.managed import ManagedFleet
-from mstar_core.gateway.fleet.owned import FILE, OwnedNames
+from mstar_core.gateway.fleet.owned import owner_token
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import ModelState
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
@@ -25,7 +25,7 @@ SERVE = ServeFile(models={name: ModelEntry(target=name, name=name) for name in N
 def fleet_of(world: World, folder: Path, clock: MovedClock) -> ManagedFleet:
     """Return a fleet on the host of the world, with the names of a folder."""
     return ManagedFleet(
-        SERVE, FleetHosts(lambda name: KilledHost(world, Life())), clock, RunningFleet(SERVE), OwnedNames(folder)
+        SERVE, FleetHosts(lambda name: KilledHost(world, Life())), clock, RunningFleet(SERVE), owner_token(folder)
     )
 
 
@@ -113,15 +113,7 @@ def test_a_rolling_restart_loses_no_deployment_that_the_old_worker_starts_meanwh
     assert world.host.deployments == {}
 
 
-def test_two_workers_change_the_names_of_one_gateway(tmp_path: Path) -> None:
-    old, new = OwnedNames(tmp_path), OwnedNames(tmp_path)
-    old.add("a")
-    new.add("b")
-    old.discard("a")
-    assert "b" in old and "b" in new and "a" not in new
-
-
-def test_a_file_of_names_alone_is_read_and_gets_their_folders(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('["a"]')
-    names = OwnedNames(tmp_path)
-    assert names.claim("a", "/logs/1") and not names.claim("a", "/logs/2") and not names.claim("b", "/logs/3")
+def test_all_workers_of_a_folder_have_one_token_and_other_gateways_another(tmp_path: Path) -> None:
+    tokens = [owner_token(tmp_path / name) for name in ("left", "left", "right")]
+    assert tokens[0] == tokens[1] != tokens[2] and all(tokens)
+    assert [path.name for path in (tmp_path / "left").iterdir()] == ["owner"]

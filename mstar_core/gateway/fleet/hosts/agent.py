@@ -77,7 +77,7 @@ class HostAgent:
                 return need
             case "launch":
                 self._starts[call.number] = await self._host.launch(
-                    _entry(call), call.name, call.need or Need(), is_replacement=call.is_replacement
+                    _entry(call), call.name, call.need or Need(), call.owner, is_replacement=call.is_replacement
                 )
             case "placed":
                 await self._starts[call.start].until_placed()

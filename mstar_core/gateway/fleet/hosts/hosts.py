@@ -60,15 +60,17 @@ class FleetHosts:
         return replace(need, claims=claims)
 
     async def launch(
-        self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False
+        self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
     ) -> DeploymentStart:
-        """Start a deployment called `name` on its host."""
+        """Start a deployment called `name` on its host, with the token of its owner."""
         claims = {
             name_there(key): structs.replace(claim, device=name_there(claim.device))
             for key, claim in need.claims.items()
         }
         there = replace(need, claims=claims)
-        return await self._of(host_of(name)).launch(entry, name_there(name), there, is_replacement=is_replacement)
+        return await self._of(host_of(name)).launch(
+            entry, name_there(name), there, owner, is_replacement=is_replacement
+        )
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, tuple[Replica, DeploymentHead | None]]:
         """Return those of the deployments that run, with their heads; none of a host that cannot be used."""

@@ -22,7 +22,7 @@ class AgentCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Gateway to agent: do something, and answer with the same number.
 
     keys: devices whose holders are reported from now on. entry: of a survey or launch. start: number of the launch
-    whose progress is awaited. level: of a sleep.
+    whose progress is awaited. level: of a sleep. owner: of a launch.
     """
 
     number: int
@@ -34,6 +34,7 @@ class AgentCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_replacement: bool = False
     start: int = 0
     level: int = 1
+    owner: str = ""
 
 
 class DeploymentReport(msgspec.Struct, frozen=True, kw_only=True):

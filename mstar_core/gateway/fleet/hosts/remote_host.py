@@ -232,10 +232,14 @@ class RemoteHost:
         self._keys.update(dict.fromkeys(need.claims))
         return need
 
-    async def launch(self, entry: ModelEntry, name: str, need: Need, *, is_replacement: bool = False) -> RemoteStart:
+    async def launch(
+        self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
+    ) -> RemoteStart:
         """Start a deployment on the host's loopback address."""
         self._keys.update(dict.fromkeys(need.claims))
-        answer = await self.call("launch", entry=entry, name=name, need=need, is_replacement=is_replacement)
+        answer = await self.call(
+            "launch", entry=entry, name=name, need=need, owner=owner, is_replacement=is_replacement
+        )
         return RemoteStart(self, name, answer.number)
 
     async def sleep(self, name: str, level: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mstar_core.errors import NotFound, StartError, Unavailable, Unreachable
 from mstar_core.gateway.fleet.hosts.hosts import FleetHosts
 from mstar_core.gateway.fleet.managed import ManagedFleet
-from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.owned import owner_token
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import ModelState, ModelStatus
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
@@ -31,7 +31,7 @@ class Stage:
         entries = {name: ModelEntry(target=name, name=name, **fields.get(name, {})) for name in NEEDS}
         self.serve = ServeFile(models=entries, discover=False, hosts=NAMES)
         self.fleet = ManagedFleet(
-            self.serve, FleetHosts(self.made), self.clock, RunningFleet(self.serve), OwnedNames(folder / "state")
+            self.serve, FleetHosts(self.made), self.clock, RunningFleet(self.serve), owner_token(folder / "state")
         )
 
     def made(self, name: str) -> FakeHost:

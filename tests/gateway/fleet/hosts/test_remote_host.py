@@ -23,7 +23,7 @@ from mstar_core.gateway.fleet.hosts.names import admin_socket_of, forwards_folde
 from mstar_core.gateway.fleet.hosts.remote_host import RemoteHost, remote_host
 from mstar_core.gateway.fleet.local_host import LocalHost
 from mstar_core.gateway.fleet.managed import ManagedFleet
-from mstar_core.gateway.fleet.owned import OwnedNames
+from mstar_core.gateway.fleet.owned import owner_token
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile
 from mstar_core.host.other_hosts.contexts import LOCAL, Context, Contexts
@@ -93,7 +93,7 @@ async def fleet_on(state: Path, *hosts: str, replicas: str) -> AsyncIterator[Man
     entry = ModelEntry(name=MODEL, target=MODEL, memory_text="1GiB", replicas_text=replicas, hosts=hosts)
     serve = ServeFile(models={MODEL: entry}, discover=False)
     made = FleetHosts(lambda name: LocalHost(UP) if name == LOCAL else remote_host(name))
-    fleet = ManagedFleet(serve, made, MonotonicClock(), RunningFleet(serve), OwnedNames(state))
+    fleet = ManagedFleet(serve, made, MonotonicClock(), RunningFleet(serve), owner_token(state))
     await fleet.start()
     try:
         yield fleet
@@ -155,7 +155,7 @@ async def test_the_next_gateway_finds_a_deployment_of_another_host_and_lets_it_s
             FleetHosts(lambda name: LocalHost(UP) if name == LOCAL else remote_host(name)),
             MonotonicClock(),
             RunningFleet(serve),
-            OwnedNames(runtime / "state"),
+            owner_token(runtime / "state"),
         )
         await fleet.start()
         (replica,) = await fleet.ready(MODEL, lambda progress: None)
