@@ -137,7 +137,10 @@ class NodeRunner(ABC):
         """Capture the steps that are captured before the first request. Raises StartError if memory is short."""
 
     def capture_usual(self) -> None:
-        """Capture what prompts of single requests use, of the steps that the warm-up has met."""
+        """Capture what prompts of single requests use, of the steps that the warm-up has met.
+
+        Also prepares what would hold up a first request: the vocabulary of grammars.
+        """
 
     def queue_captures(self) -> None:
         """Queue the steps that `capture` captures: `idle` captures them while the node serves, the fullest first."""

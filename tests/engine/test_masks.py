@@ -197,6 +197,13 @@ def test_an_idle_engine_without_requests_prepares_a_large_vocabulary() -> None:
     assert grammars.is_prepared and len(TABLE) < SMALL_VOCABULARY
 
 
+def test_a_start_on_a_gpu_prepares_a_large_vocabulary_before_ready() -> None:
+    grammars = Grammars(lambda: TABLE, SMALL_VOCABULARY + 1)
+    engine = make_engine(grammars=grammars)
+    engine.capture_usual()
+    assert grammars.is_prepared, "a first request would wait for an idle worker that does it"
+
+
 def test_the_first_grammar_of_a_large_vocabulary_meets_a_captured_step() -> None:
     grammars = Grammars(lambda: TABLE, SMALL_VOCABULARY + 1)
     engine = make_engine(grammars=grammars, graphs=(2, 8))

@@ -132,6 +132,7 @@ class KVCacheEngine(NodeRunner):
     def capture_usual(self) -> None:
         """See NodeRunner."""
         self._runner.capture_usual()
+        self._prepare_grammars()  # later it would hold up a first request for most of a second
 
     def queue_captures(self) -> None:
         """See NodeRunner."""
@@ -266,11 +267,15 @@ class KVCacheEngine(NodeRunner):
     def idle(self) -> bool:
         """See NodeRunner: captures the next queued bucket. Without requests, also prepares for the first grammar."""
         assert not self._scheduler.in_flight, "a busy engine does not capture"
+        if not self._scheduler.has_requests:
+            self._prepare_grammars()
+        return self._runner.idle()
+
+    def _prepare_grammars(self) -> None:
         grammars = self._grammars
-        if grammars is not None and not grammars.is_prepared and not self._scheduler.has_requests:
+        if grammars is not None and not grammars.is_prepared:
             grammars.prepare()
             self._runner.queue_masking()
-        return self._runner.idle()
 
     def compile_later(self) -> None:
         """See NodeRunner."""
