@@ -89,5 +89,6 @@ def prefixes(sizes: Sizes) -> tuple[int, ...]:
     """Return the token counts of captured prefixes: small steps for one request, larger ones for up to four."""
     step = max(1, sizes.vision.tokens // 4)
     counts = (*range(5, 17), *range(18, 33, 2), *range(36, 65, 4))
-    # Slightly below multiples of 64, where cuBLAS selects faster kernels: 153 us for 828 tokens, 205 for 832 (H100).
+    # Slightly below multiples of 64, where cuBLAS selects faster kernels: 153 us for 828 tokens, 205 for 832 (H100),
+    # 147 and 169 (H200).
     return tuple(count * step - min(4, step // 8) for count in counts)
