@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 QUIET_S: Final = 1.0
 """Time without a step or a message after which runners do deferred work (CUDA graph capture)."""
 
+FIRST_REQUEST_S: Final = 2.0
+"""Further quiet time after the start: who waited for ready sends a first request now, and would wait for a capture."""
+
 COPY_NAP_S: Final = 50e-6
 """Interval at which an idle worker checks copies from the GPU."""
 
@@ -121,7 +124,7 @@ class Worker:
 
     def run(self) -> None:
         """Run until the supervisor requests the end or is lost."""
-        self.quiet_since = time.monotonic()
+        self.quiet_since = time.monotonic() + FIRST_REQUEST_S
         while self.life.stop_reason is None:
             self.turn()
         self.executor.adapters.close()

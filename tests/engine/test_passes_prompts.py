@@ -18,6 +18,7 @@ from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.recorded import captured_tokens
 from tests.engine.test_decode_graphs import REQUESTS
 from tests.engine.tiny_engine import LM, WIDTH, Driver, generate, make_engine, prompt
+from tests.engine.tiny_talker import OPENING, TALKER, Speech, Talk, make_talker
 
 BUCKETS = CaptureSizes(decode=(1, 8, 16), prefill=(16, 64))
 
@@ -170,3 +171,18 @@ def test_what_single_requests_use_is_captured_before_the_others() -> None:
         size[0] for kind, sizes in graphs.passes.kinds.items() if kind.family is StepFamily.PROMPT for size in sizes
     ]
     assert captured == sorted(USUAL_PROMPTS)
+
+
+def test_a_pass_of_a_fixed_length_is_captured_for_a_single_request_first() -> None:
+    spec = replace(TALKER, hints=EngineHints(capture_prompts=(64,)))
+    engine = make_talker(spec=spec, graphs=CaptureSizes(decode=(2,)))
+    talk = Talk(Driver(engine), 0, Speech(first=3, text=(5, 2), steps=2))
+    talk.open()
+    talk.feed()
+    talk.driver.run()
+    graphs = engine._runner.graphs
+    assert graphs is not None and not talk.driver.failed
+    (kind,) = (kind for kind in graphs.passes.kinds if kind.family is StepFamily.PROMPT)
+    assert kind.item_tokens == OPENING and graphs.passes.kinds[kind] == []
+    engine.capture_usual()
+    assert [size[:2] for size in graphs.passes.kinds[kind]] == [(OPENING, 1)]

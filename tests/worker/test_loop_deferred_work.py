@@ -11,7 +11,7 @@ import pytest
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
-from mstar_core.worker.loop import QUIET_S, Worker
+from mstar_core.worker.loop import FIRST_REQUEST_S, QUIET_S, Worker
 from mstar_orpheus.plugin import ORPHEUS
 from mstar_orpheus.sources.tiny import write_tiny
 
@@ -88,3 +88,18 @@ def test_each_turn_of_a_quiet_time_does_a_piece_of_one_runner(tmp_path: Path, mo
     assert sorted(done) == sorted([*worker.runners, *worker.runners])
     quiet(worker)
     assert not worker.has_idle_work and len(done) == 2 * len(worker.runners)
+
+
+def test_a_worker_that_is_ready_leaves_time_for_a_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that waited for ready send requests now, which would wait for a capture."""
+    folder = write_tiny(tmp_path / "orpheus")
+    spec = ORPHEUS.bound(folder, {})
+    runtime = LocalRuntime(spec, folder, built=build_nodes(spec, folder))
+    (worker,) = runtime.workers
+    monkeypatch.setattr("mstar_core.worker.loop.time.monotonic", lambda: 100.0)
+    worker.life.stop_reason = "the test ends"
+    worker.run()
+    assert not worker.work_in_the_quiet(100.0 + FIRST_REQUEST_S + 0.9 * QUIET_S)
+    assert worker.work_in_the_quiet(100.0 + FIRST_REQUEST_S + QUIET_S)

@@ -390,7 +390,9 @@ class CapturedPasses:
     def is_usual(self, buckets: object, size: Size) -> bool:
         """Return whether a bucket is one of those that prompts of single requests use."""
         entry = next((entry for entry in self._of(StepFamily.PROMPT) if entry.buckets is buckets), None)
-        return entry is not None and not entry.kind.item_tokens and size[0] in USUAL_PROMPTS
+        if entry is None:
+            return False
+        return size[1] == 1 if entry.kind.item_tokens else size[0] in USUAL_PROMPTS
 
     def _sizes_for_shared(self, kind: StepKind) -> Size | None:
         """Return the size of the inputs that all buckets of a kind share, None if each has its own."""
