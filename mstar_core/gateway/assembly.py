@@ -10,6 +10,7 @@ from mstar_core.gateway.fleet.hosts.remote_host import remote_host
 from mstar_core.gateway.fleet.local_host import LocalHost
 from mstar_core.gateway.fleet.managed import ManagedFleet
 from mstar_core.gateway.fleet.owned import owner_token
+from mstar_core.gateway.fleet.plans import KeptPlans
 from mstar_core.gateway.fleet.running import RunningFleet
 from mstar_core.gateway.parts import Fleet, Gate
 from mstar_core.gateway.serve_file import ServeFile
@@ -20,7 +21,8 @@ from mstar_core.host.other_hosts.contexts import LOCAL
 
 def make_fleet(serve: ServeFile, state_dir: Path) -> Fleet:
     """Return the fleet. state_dir: folder of the gateway that survives its restarts."""
-    hosts = FleetHosts(lambda name: LocalHost() if name == LOCAL else remote_host(name))
+    plans = KeptPlans(gateway_folder())
+    hosts = FleetHosts(lambda name: LocalHost(plans=plans) if name == LOCAL else remote_host(name))
     return ManagedFleet(serve, hosts, MonotonicClock(), RunningFleet(serve), owner_token(state_dir))
 
 

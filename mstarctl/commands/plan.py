@@ -7,12 +7,11 @@ from typing import Any
 import typer
 
 from mstar_core.errors import MstarError
-from mstar_core.host.hardware.gpus import gpus
 from mstarctl.client.reach import only_here
 from mstarctl.commands.up import rank_item
 from mstarctl.objects.deployment import held_text, places
 from mstarctl.output import Printer
-from mstarctl.start.hardware.budget import memory_items, memory_lines, whole_claims
+from mstarctl.start.hardware.budget import memory_lines, planned_memory
 from mstarctl.start.nearest import with_nearest
 from mstarctl.start.options import UpOptions, up_signature
 from mstarctl.start.plan import Planned, make_planned
@@ -36,8 +35,7 @@ vars(plan)["__signature__"] = up_signature()
 def show(planned: Planned, printer: Printer) -> None:
     """Print ranks and memory. `fits` says whether the memory is free now."""
     spec = planned.spec
-    claims = spec.claims or whole_claims(spec.gpus, gpus() if spec.gpus else ())
-    memory = memory_items(claims)
+    memory = planned_memory(spec)
     ranks = [rank_item(rank, spec.hosts) for rank in spec.plan.ranks]
     item = {
         "name": spec.name,

@@ -17,8 +17,10 @@ from typer.core import TyperGroup
 
 from mstar_core.errors import ExitCode, MstarError, NotFound, Unreachable, UsageError
 from mstar_core.gateway.fleet.local_host import LocalHost
+from mstar_core.gateway.fleet.plans import KeptPlans
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, load_serve_file, read_entry
 from mstar_core.gateway.sleep_rule import can_sleep, caution_of
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.host.hardware.gpus import count_gpus
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
@@ -290,7 +292,7 @@ def agent(ctx: typer.Context) -> None:
             "this command is started by gateways, through ssh",
             hint="hosts: [local, NAME] in serve.yaml, with NAME of mstarctl context",
         )
-    run_agent(LocalHost())
+    run_agent(LocalHost(plans=KeptPlans(gateway_folder())))
 
 
 @app.command("reload")

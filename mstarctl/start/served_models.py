@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -13,11 +14,14 @@ from mstar_core.config.files.faults import Faults
 from mstar_core.errors import ConfigError, MstarError, NotFound, PluginError, UsageError
 from mstar_core.gateway.fleet.hosting import Need
 from mstar_core.gateway.fleet.hosts.remote_host import RemoteHost
-from mstar_core.gateway.fleet.local_host import set_texts
+from mstar_core.gateway.fleet.local_host import set_texts, start_words
+from mstar_core.gateway.fleet.plans import KeptPlans, surveyed
 from mstar_core.gateway.serve_file import ModelEntry, ServeFile, hosts_of
 from mstar_core.gateway.sleep_rule import with_default
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.host.other_hosts.contexts import LOCAL, Contexts
 from mstarctl.output import Printer
+from mstarctl.start.hardware.budget import planned_memory
 from mstarctl.start.options import Device, UpOptions
 from mstarctl.start.plan import Planned, make_planned
 
@@ -29,10 +33,10 @@ LASTING: Final = (ConfigError.code, NotFound.code, PluginError.code, UsageError.
 def check_starts(serve: ServeFile, printer: Printer) -> None:
     """Plan one deployment of each model, and print the files that were chosen for the devices.
 
-    Raises ConfigError with the place of every model that can never start as it is written. What may be mended while
-    the gateway runs, such as a missing folder of weights, is a warning.
+    The gateway takes these plans over. Raises ConfigError with the place of every model that can never start as it is
+    written. What may be mended while the gateway runs, such as a missing folder of weights, is a warning.
     """
-    faults = Faults()
+    faults, plans = Faults(), KeptPlans(gateway_folder())
     check_hosts(serve, printer, faults)
     for entry in serve.models.values():
         if entry.url is not None or LOCAL not in hosts_of(entry, serve):
@@ -40,6 +44,7 @@ def check_starts(serve: ServeFile, printer: Printer) -> None:
         with faults.collected():
             try:
                 planned = make_planned(options_of(entry, serve), is_survey=True)
+                keep_plan(plans, entry, serve, planned)
             except MstarError as error:
                 if not is_lasting(error):
                     printer.warn(f"{entry.name} cannot start now: {error.title}")
@@ -48,6 +53,29 @@ def check_starts(serve: ServeFile, printer: Printer) -> None:
             if said := choice_text(planned):
                 printer.say(f"  {entry.name}: {said}")
     faults.check()
+
+
+def keep_plan(plans: KeptPlans, entry: ModelEntry, serve: ServeFile, planned: Planned) -> None:
+    """Keep the plan of a model for the gateway. planned: with the budget of its entry. Raises the error of a plan."""
+    options, known = options_of(entry, serve), {entry.memory_text or "": planned}
+
+    def plan(budget: str) -> dict[str, Any]:
+        made = known.get(budget) or make_planned(replace(options, memory=budget), is_survey=True)
+        return plan_facts(made)
+
+    model = _with_default(entry, serve)
+    plans.keep(model, start_words(model), surveyed(model, plan))
+
+
+def plan_facts(planned: Planned) -> dict[str, Any]:
+    """Return what a gateway reads of a plan, as `mstarctl plan` prints it."""
+    spec = planned.spec
+    return {
+        "config": spec.config_file,
+        "why": planned.devices.why,
+        "memory": planned_memory(spec),
+        "can_sleep": spec.can_sleep,
+    }
 
 
 def check_hosts(serve: ServeFile, printer: Printer, faults: Faults) -> None:

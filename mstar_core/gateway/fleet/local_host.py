@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -18,10 +19,11 @@ from mstar_core.errors import MstarError, StartError, StateConflict
 from mstar_core.gateway.fleet.admin_socket import call
 from mstar_core.gateway.fleet.head import DeploymentHead, read_head
 from mstar_core.gateway.fleet.hosting import Need
+from mstar_core.gateway.fleet.plans import KeptPlans, Plan, surveyed
 from mstar_core.gateway.fleet.running import Found, read_running
 from mstar_core.gateway.parts import Replica
 from mstar_core.gateway.serve_file import ModelEntry
-from mstar_core.host.gpu_locks import Holder, MemoryClaim, gpu_holders
+from mstar_core.host.gpu_locks import Holder, gpu_holders
 from mstar_core.host.hardware.memory import memory_facts
 from mstar_core.host.network import LOOPBACK, free_ports
 from mstar_core.host.run_dir import RunDirectory
@@ -36,7 +38,6 @@ MOVE_S: Final = 300.0
 END_S: Final = 120.0
 """Longest end of a deployment, its drain included."""
 
-AUTO: Final = "auto"
 _HEAD: Final = re.compile(r"error: (?P<title>.*?)\s+\[(?P<code>[a-z0-9-]+), exit \d+\]")
 
 
@@ -71,10 +72,13 @@ class CommandStart:
 
 
 class LocalHost:
-    """The deployments of this host. Owned by the fleet. command: words before `up` and `plan`."""
+    """The deployments of this host. Owned by the fleet. command: words before `up` and `plan`. plans: of models."""
 
-    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "mstarctl")) -> None:
+    def __init__(
+        self, command: Sequence[str] = (sys.executable, "-m", "mstarctl"), plans: KeptPlans | None = None
+    ) -> None:
         self._command = tuple(command)
+        self._plans = plans
         self._found: dict[str, Found] = {}
 
     @property
@@ -89,27 +93,26 @@ class LocalHost:
         """Do nothing."""
 
     async def survey(self, entry: ModelEntry) -> Need:
-        """Return the memory of one deployment as `mstarctl plan` counts it.
+        """Return the memory of one deployment as `mstarctl plan` counts it, or as it was planned before."""
+        return await asyncio.to_thread(self._survey, entry)
 
-        Without a budget in the entry it is planned; a model whose size is unknown then takes whole devices.
-        """
-        if entry.memory_text is not None:
-            return _need(await self._plan(entry, entry.memory_text), entry.memory_text)
-        whole = await self._plan(entry, "")
-        if not whole["memory"]:
-            return _need(whole, "")
-        with suppress(MstarError):
-            return _need(await self._plan(entry, AUTO), AUTO)
-        return _need(whole, "")
+    def _survey(self, entry: ModelEntry) -> Need:
+        words = start_words(entry)
+        need = None if self._plans is None else self._plans.find(entry, words)
+        if need is None:
+            need = surveyed(entry, lambda budget: self._plan(entry, words, budget))
+            if self._plans is not None:
+                self._plans.keep(entry, words, need)
+        return need
 
-    async def _plan(self, entry: ModelEntry, budget: str) -> dict[str, Any]:
-        words = ["plan", *start_words(entry), *(["--memory", budget] if budget else []), "-o", "json"]
-        process = await _run((*self._command, *words), stdout=asyncio.subprocess.PIPE)
-        said, why = await process.communicate()
-        if process.returncode:
-            raise command_error(why.decode("utf-8", "replace"), f"{entry.name} cannot be planned")
-        item: dict[str, Any] = msgspec.json.decode(said)["items"][0]
-        return item
+    def _plan(self, entry: ModelEntry, words: Sequence[str], budget: str) -> Plan:
+        """Plan in a process of its own. Raises the error that it prints."""
+        command = [*self._command, "plan", *words, *(["--memory", budget] if budget else []), "-o", "json"]
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if said.returncode:
+            raise command_error(said.stderr.decode("utf-8", "replace"), f"{entry.name} cannot be planned")
+        plan: Plan = msgspec.json.decode(said.stdout)["items"][0]
+        return plan
 
     async def launch(
         self, entry: ModelEntry, name: str, need: Need, owner: str, *, is_replacement: bool = False
@@ -229,20 +232,6 @@ def _conflict_or_failure(why: str, cause: str) -> MstarError:
     if "too little memory" in cause:
         return StartError(why, cause, phase="wake", code="gpu_memory_short")
     return StateConflict(why, cause) if "request" in cause else MstarError(why, cause)
-
-
-def _need(plan: Mapping[str, Any], budget: str) -> Need:
-    claims = {
-        each["key"]: MemoryClaim(device=each["device"], need_bytes=each["takes_bytes"], total_bytes=each["total_bytes"])
-        for each in plan["memory"]
-    }
-    return Need(
-        claims=claims,
-        budget=budget if claims else "",
-        can_sleep=bool(plan.get("can_sleep", True)),
-        config=str(plan.get("config") or ""),
-        why=str(plan.get("why") or ""),
-    )
 
 
 async def _run(words: Sequence[str], stdout: int) -> asyncio.subprocess.Process:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.config.deployment import Plan, RankPlan
+from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
 from mstar_core.config.resolved import GPU_RESERVE_BYTES, ResolvedConfig
 from mstar_core.config.sizes import BUDGET_HINT, parse_budget
 from mstar_core.errors import StartError
@@ -22,7 +22,7 @@ from mstar_core.host.gpu_locks import (
     taken_error,
 )
 from mstar_core.host.hardware.fake_memory import fake_key, fake_memory, ledger_device
-from mstar_core.host.hardware.gpus import Gpu
+from mstar_core.host.hardware.gpus import Gpu, gpus
 from mstar_core.plugin import ModelSpec
 from mstarctl.output import size_text
 from mstarctl.start.hardware.admission import caches_of, weight_shares
@@ -125,13 +125,20 @@ def check_room(claims: Mapping[str, MemoryClaim], name: str, *, own: frozenset[s
         check_claim(key, claim, name)
 
 
-def whole_claims(locks: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, MemoryClaim]:
+def whole_claims(locks: Mapping[str, str], present: Sequence[Gpu]) -> dict[str, MemoryClaim]:
     """Return the claims of a deployment that takes whole GPUs. locks: key by device."""
-    totals = {gpu.uuid: gpu.total for gpu in gpus} | {fake_key(device): size for device, size in fake_memory().items()}
+    totals = {gpu.uuid: gpu.total for gpu in present} | {
+        fake_key(device): size for device, size in fake_memory().items()
+    }
     return {
         key: MemoryClaim(device=device, need_bytes=totals.get(key, 0), total_bytes=totals.get(key, 0))
         for device, key in locks.items()
     }
+
+
+def planned_memory(spec: DeploymentSpec) -> list[dict[str, Any]]:
+    """Return `memory_items` of a planned deployment, with or without a budget."""
+    return memory_items(spec.claims or whole_claims(spec.gpus, gpus() if spec.gpus else ()))
 
 
 def memory_items(claims: Mapping[str, MemoryClaim]) -> list[dict[str, Any]]:

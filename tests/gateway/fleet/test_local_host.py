@@ -9,17 +9,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from mstar_core.errors import MstarError
 from mstar_core.gateway.fleet.local_host import LocalHost, command_error, start_words
+from mstar_core.gateway.fleet.plans import KeptPlans
 from mstar_core.gateway.parts import ModelState
-from mstar_core.gateway.serve_file import ModelEntry
+from mstar_core.gateway.serve_file import ModelEntry, ServeFile
+from mstar_core.gateway.tenants.accounts.folder import gateway_folder
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, gpu_holders
 from mstar_core.host.run_dir import deployments
+from mstarctl.output import Printer
+from mstarctl.start.served_models import check_starts
 from tests.fakes.deployment import runtime
-from tests.fakes.fleet_program import fake_fleet
+from tests.fakes.fleet_program import UP, fake_fleet
 from tests.fakes.fleet_up import TOTAL
 
 __all__ = ["runtime"]
@@ -119,14 +125,54 @@ def test_the_words_of_an_entry_are_those_of_up() -> None:
 async def test_a_model_without_a_file_is_planned_with_the_one_that_fits(
     ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default file of Qwen3-Omni has two ranks; on one faked device the file for one is taken."""
+    """The default file of Qwen3-Omni has two ranks; on one faked device the file for one is taken.
+
+    The gateway takes over what `mstarctl serve` has planned, which is the same.
+    """
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    plans = KeptPlans(gateway_folder())
     files = {}
     for fakes in ("cpu:0=2GiB", "cpu:0=2GiB,cpu:1=2GiB"):
         monkeypatch.setenv("MSTAR_FAKE_MEMORY", fakes)
         entry = ModelEntry(name="omni", target="qwen3_omni:tiny", device="cpu", memory_text="900MiB")
         need = await LocalHost().survey(entry)
+        assert plans.find(entry, start_words(entry)) is None
+        check_starts(ServeFile(models={"omni": entry}), Printer())
+        made = msgspec.structs.replace(entry, sleepable=True)  # the default of all models
+        assert await LocalHost(("nothing",), plans).survey(made) == need
         files[Path(need.config).stem] = list(need.claims), "qwen3omni_single_gpu fits" in need.why
     assert files == {"qwen3omni_single_gpu": (["cpu-0"], True), "qwen3omni_2gpu": (["cpu-0", "cpu-1"], False)}
+
+
+async def test_a_plan_is_kept_until_the_entry_its_files_or_the_devices_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, weights = tmp_path / "m.yaml", tmp_path / "weights"
+    file.write_text("model: m\n")
+    weights.mkdir()
+    plans = KeptPlans(tmp_path / "state")
+    entry = ModelEntry(name="m", target="a-900-0", file=str(file), weights=str(weights), memory_text="1GiB")
+    need = await LocalHost(UP, plans).survey(entry)
+    assert need.claims["cpu-0"].need_bytes == 900 << 20
+    other = LocalHost(("false",), plans)
+    assert await other.survey(entry) == need, "no command runs"
+
+    def changed(**fields: Any) -> bool:
+        made = msgspec.structs.replace(entry, **fields)
+        return plans.find(made, start_words(made)) is None
+
+    assert changed(memory_text="2GiB") and changed(set={"max_queue": 3}) and not changed(aliases=("x",))
+    monkeypatch.setenv("MSTAR_FAKE_MEMORY", "cpu:0=1GiB")
+    assert changed()
+    monkeypatch.delenv("MSTAR_FAKE_MEMORY")
+    assert not changed()
+    for path, text in ((file, "model: other\n"), (weights / "part.safetensors", "")):
+        path.write_text(text)
+        assert changed()
+        plans.keep(entry, start_words(entry), need)
+        assert not changed()
+    with pytest.raises(MstarError):
+        await other.survey(ModelEntry(name="n", target="b-900-0"))
 
 
 def test_the_error_of_a_command_keeps_title_detail_and_code() -> None:
