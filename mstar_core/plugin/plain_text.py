@@ -41,7 +41,7 @@ def plain_ids(encode: Callable[[str], Encoded], text: str, control: Container[in
 
 def spelled_bytes(letters: str) -> bytes:
     """Return the bytes of a token of a byte-level vocabulary, whose entries spell each byte as a letter."""
-    return bytes(_byte_letters()[letter] for letter in letters)
+    return bytes(map(_byte_letters().__getitem__, letters))  # called for each id of a vocabulary
 
 
 @functools.cache

@@ -50,7 +50,7 @@ ITERATIONS: Final = 2
 REHEARSED: Final = 32
 """Iterations of the first loop of each name that draws ids, in a rehearsal: enough for a window of a codec."""
 
-REHEARSAL_S: Final = 0.4
+REHEARSAL_S: Final = 0.3
 """Time after which a rehearsal begins no further sample."""
 
 WARMUP: Final = Handle(-1)

@@ -85,7 +85,7 @@ class TextTokenizer:
 
         special = [token for token in sorted(self._control) if token < vocab]
         names = {token: str(self._added[token].content).encode() for token in special if token in self._added}
-        tokens = [names.get(token) or self.bytes_of(token) for token in range(vocab)]
+        tokens = [names.get(token) or self._bytes_of(token) for token in range(vocab)]
         return TokenTable(tokens, special=special, ends=ends, encode=self.encode)
 
 
