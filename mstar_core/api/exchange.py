@@ -34,6 +34,7 @@ from mstar_core.process.logs import REQUEST_ID, request_scope
 
 JSON = "application/json; charset=utf-8"
 DETACH: Final = "x-mstar-detach"
+CACHE_SCOPE: Final = "x-mstar-cache-scope"
 """Header of a request that goes on without its connection."""
 
 UNREAD_S: Final = 2.0
@@ -100,6 +101,11 @@ class Exchange:
     def path_name(self) -> str:
         """Return the `{name}` of the path with percent escapes decoded; clients may escape characters of an id."""
         return unescaped(str(self.request.match_info["name"]))
+
+    @property
+    def scope(self) -> str:
+        """Return the name under which a client keeps its cached prefixes and media apart, empty without one."""
+        return self.header(CACHE_SCOPE) or ""
 
     def header(self, name: str) -> str | None:
         """Return a request header, None without it. name: lower case."""

@@ -251,6 +251,7 @@ class Group:
         async with self._service.open(
             self.calls[index],
             key=exchange.key,
+            scope=exchange.scope,
             started=started,
             shared=shared,
             delivery=exchange.delivery,

@@ -76,7 +76,12 @@ async def open_request(exchange: Exchange, call: ParsedRequest) -> AsyncIterator
             yield JoinedSession(group)
         return
     async with exchange.service.open(
-        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
+        call,
+        key=exchange.key,
+        scope=exchange.scope,
+        started=exchange.started,
+        delivery=exchange.delivery,
+        adapter=exchange.adapter,
     ) as session:
         yield session
 

@@ -62,6 +62,11 @@ HEADERS: Final = (
     ID_HEADER,
     ("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "seconds to the deadline"),
     ("X-Mstar-Detach", {"type": "boolean"}, "whether a streamed request goes on when its connection is closed"),
+    (
+        "X-Mstar-Cache-Scope",
+        {"type": "string"},
+        "requests share cached prefixes and media only with those of the same scope; a gateway sets it for each tenant",
+    ),
     ("X-Period-Ms", {"type": "number", "minimum": MIN_PERIOD_MS}, "as `period_ms`"),
     ("X-Skipped-Ticks", {"type": "integer", "minimum": 0}, "as `skipped_ticks`"),
 )

@@ -373,6 +373,7 @@ class Service:
         *,
         key: str,
         started: float,
+        scope: str = "",
         shared: InputSource | None = None,
         delivery: Delivery | None = None,
         item: int | None = None,
@@ -385,10 +386,11 @@ class Service:
     ) -> AsyncIterator[Session]:
         """Run a request for the duration of the block, and free everything it holds at the end.
 
-        shared: inputs shared by the items of one request. delivery, item: see `Session`. adapter: number of its LoRA
-        adapter, 0 without one. place: of a caller that runs several requests one after the other; None takes one for
-        this request. goes_on: its text follows that of another item. is_continued: an earlier api has accepted it.
-        saved_before: states of its loops that it has kept. on_saved: called with states that its loops save.
+        scope: of the cache, beside the key. shared: inputs shared by the items of one request. delivery, item: see
+        `Session`. adapter: number of its LoRA adapter, 0 without one. place: of a caller that runs several requests one
+        after the other; None takes one for this request. goes_on: its text follows that of another item. is_continued:
+        an earlier api has accepted it. saved_before: states of its loops that it has kept. on_saved: called with states
+        that its loops save.
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
@@ -407,6 +409,7 @@ class Service:
                 deadline=deadline,
                 group=call.group,
                 adapter=adapter,
+                scope=scope,
             ) as live,
             self._noted(live, call),
             self.admission.place(key) if place is None else used(place) as place,
@@ -609,7 +612,7 @@ class Service:
             seed=call.seed,
             deadline_s=max(0.001, live.deadline - self.clock()),
             prompt_tokens=inputs.prompt_tokens,
-            salt=self._salt(live.key, live.adapter),
+            salt=self._salt(live.key, live.scope, live.adapter),
             is_journaled=not unresumable,
             adapter=live.adapter,
             session="" if session is None else session.name,
@@ -624,12 +627,13 @@ class Service:
         """Return why a request cannot be resumed after the death of a process, empty if it can."""
         return self.model.unresumable_reason(call.params) if self.deployment.resume else NO_RESUME
 
-    def _salt(self, key: str, adapter: int) -> bytes:
-        """Return the cache salt of an API key, given by its digest, and of a LoRA adapter; empty without both.
+    def _salt(self, key: str, scope: str, adapter: int) -> bytes:
+        """Return the cache salt of an API key, given by its digest, a scope and a LoRA adapter; empty without them.
 
         The number of an adapter is never used again, so no cached prefix outlives it.
         """
-        words = [] if not key or self.deployment.kv_cache.share_between_keys else [key]
+        shares = self.deployment.kv_cache.share_between_keys
+        words = [] if shares or not (key or scope) else [key, scope] if scope else [key]
         if adapter:
             words.append(f"adapter {adapter}")
         return hashlib.blake2b(" ".join(words).encode(), digest_size=SALT_BYTES).digest() if words else b""

@@ -302,6 +302,19 @@ async def test_keys_share_no_cache_unless_the_file_says_so(started: Started, sha
         assert not any(salts) if shares else all(salts)
 
 
+@pytest.mark.parametrize("keys", [(), ("a",)])
+async def test_scopes_of_one_key_share_no_cache(started: Started, keys: tuple[str, ...]) -> None:
+    """A gateway sends one for each of its tenants, which share the key of the deployment."""
+    async with started(speak(1), api_keys=keys) as api:
+        salts = []
+        for count, scope in enumerate(("x", "x", "y", ""), 1):
+            headers = {"Authorization": "Bearer a", "X-Mstar-Cache-Scope": scope}
+            answer = asyncio.ensure_future(api.client.post("/generate", data=GOOD, headers=headers))
+            salts.append((await api.fake.next_request(count)).salt)
+            assert (await answer).status_code == 200
+        assert salts[0] == salts[1] and len(set(salts)) == 3 and all(salts[:3])
+
+
 async def test_without_keys_the_cache_is_one(started: Started) -> None:
     async with started(speak(1)) as api:
         answer = asyncio.ensure_future(api.client.post("/generate", data=GOOD, headers={"Authorization": "Bearer x"}))

@@ -73,7 +73,9 @@ class ReadingAhead:
         service, code, status = turn.service, "ok", 200
         try:
             call = replace(await answer_call(turn, settings, entries, self._session_id), reads_only=True)
-            async with service.open(call, key=turn.key, started=turn.started, adapter=turn.adapter) as session:
+            async with service.open(
+                call, key=turn.key, scope=turn.scope, started=turn.started, adapter=turn.adapter
+            ) as session:
                 async for _ in session.chunks():
                     pass
         except asyncio.CancelledError:

@@ -101,7 +101,9 @@ class ResponseRun:
         try:
             call = await answer_call(turn, self.response.settings, self._entries, self._hooks.session_id)
             (reader,) = answer_readers(turn, call, 1)
-            async with turn.service.open(call, key=turn.key, started=turn.started, adapter=turn.adapter) as session:
+            async with turn.service.open(
+                call, key=turn.key, scope=turn.scope, started=turn.started, adapter=turn.adapter
+            ) as session:
                 self._session = session
                 sizes.note(self._entries, session.live.prompt_tokens)
                 self._say_first()

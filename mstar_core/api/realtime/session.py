@@ -51,6 +51,7 @@ class RealtimeSession:
         limits = exchange.limits
         self.id = new_id("sess")
         self.key = exchange.key
+        self.scope = exchange.scope
         self._clock = exchange.service.clock
         self.sent = SentEvents(self._clock)
         self._began = self._clock()

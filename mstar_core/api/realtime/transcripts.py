@@ -79,7 +79,9 @@ class Transcriber:
         code, status = "ok", 200
         try:
             call = transcript_call(turn, rules, part)
-            async with service.open(call, key=turn.key, started=turn.started, adapter=turn.adapter) as session:
+            async with service.open(
+                call, key=turn.key, scope=turn.scope, started=turn.started, adapter=turn.adapter
+            ) as session:
                 async for chunks in session.chunks():
                     delta = "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
                     text += delta

@@ -44,7 +44,7 @@ class LiveRequest:
     reported: the last report; due: when its progress is reported next. drawn_before: ids drawn under an earlier api.
     on_drawn: called with ids that it draws. saved_before: states of loops saved under an earlier api. on_saved: called
     with states that its loops save. lent: saved states that its current attempt begins with. adapter: number of its
-    LoRA adapter, 0 without one.
+    LoRA adapter, 0 without one. scope: of the cache, beside the key.
     """
 
     handle: int
@@ -55,6 +55,7 @@ class LiveRequest:
     deadline: float
     group: str = ""
     adapter: int = 0
+    scope: str = ""
     first_handle: int = 0
     created: float = field(default_factory=time.time)
     state: str = "preprocessing"
@@ -198,6 +199,7 @@ class Registry:
         deadline: float,
         group: str = "",
         adapter: int = 0,
+        scope: str = "",
     ) -> Iterator[LiveRequest]:
         """Register a request for the duration of the block. Raises Duplicate if its id is in flight."""
         if request_id in self._by_id or any(live.group == request_id for live in self._by_handle.values()):
@@ -217,6 +219,7 @@ class Registry:
             deadline=deadline,
             group=group or request_id,
             adapter=adapter,
+            scope=scope,
         )
         self._by_handle[handle] = self._by_id[request_id] = live
         self._arriving.pop((request_id, key), None)

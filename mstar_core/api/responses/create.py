@@ -277,10 +277,10 @@ async def _in_background(exchange: Exchange, body: ResponsesRequest, created: Cr
     assert entry is not None
     if not body.stream:
         exchange.keep_events(None)
-    started, adapter = exchange.started, exchange.adapter
+    started, scope, adapter = exchange.started, exchange.scope, exchange.adapter
 
     async def generate() -> AsyncGenerator[list[ResponseEvent]]:
-        async with service.open(call, key=key, started=started, adapter=adapter) as session:
+        async with service.open(call, key=key, scope=scope, started=started, adapter=adapter) as session:
             yield created.answer.run()
             async for chunks in session.chunks():
                 yield created.events(GroupPart(index=0, chunks=chunks))

@@ -92,7 +92,7 @@ async def _infer(
         raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
     checked = _checked_params(exchange, sent, request_id)
     call = replace(checked.request(request_id, exchange.route, outputs=(OUTPUT,)), observation=message)
-    async with exchange.service.open(call, key=exchange.key, started=started) as session:
+    async with exchange.service.open(call, key=exchange.key, scope=exchange.scope, started=started) as session:
         chunks = [chunk async for ready in session.chunks() for chunk in ready]
         done = session.done()
     return answer_of(chunks, done, request_id)

@@ -50,6 +50,7 @@ class Ask:
 
     key: of the client, None without one. peer: its address. read: pieces of the body that have been read. is_whole:
     they are all of it. arrived: on the monotonic clock. fault: error of the upload, found while the body was sent on.
+    tenant: to which it was admitted, empty before.
     """
 
     request: web.BaseRequest
@@ -63,6 +64,7 @@ class Ask:
     read: list[bytes] = field(default_factory=list)
     is_whole: bool = True
     fault: MstarError | None = None
+    tenant: str = ""
     _held: int = field(default=0)
 
     @property

@@ -264,6 +264,7 @@ class Door:
             is_generation=ask.is_generation,
         )
         permit = await self.gate.admit(facts)
+        ask.tenant = permit.tenant
         status = LEFT
         try:
             if self.gate.takes_keys and target.owner not in (None, permit.tenant):

@@ -5,6 +5,7 @@ Source: RFC 9110, section 7.6.1.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 import secrets
@@ -44,6 +45,9 @@ KEY_PROTOCOL: Final = "openai-insecure-api-key."
 
 REQUEST_ID: Final = "X-Request-ID"
 FORWARDED: Final = "X-Forwarded-For"
+CACHE_SCOPE: Final = "X-Mstar-Cache-Scope"
+"""Header by which the deployment, whose key all tenants share, keeps their cached prefixes and media apart."""
+
 FORWARDED_PREFIX: Final = "X-Forwarded-Prefix"
 """Header with the beginning of the path that the gateway has taken off, for descriptions of routes."""
 
@@ -53,11 +57,18 @@ _PAIRS: Final = tuple(first + second for first in _CROCKFORD for second in _CROC
 
 
 def request_headers(
-    headers: Mapping[str, str], replica: Replica, request_id: str, peer: str, *, takes_keys: bool, prefix: str = ""
+    headers: Mapping[str, str],
+    replica: Replica,
+    request_id: str,
+    peer: str,
+    *,
+    takes_keys: bool,
+    prefix: str = "",
+    tenant: str = "",
 ) -> CIMultiDict[str]:
     """Return the headers of a request for a deployment. Its key replaces that of a tenant.
 
-    prefix: the part of the path that names the model.
+    prefix: the part of the path that names the model. tenant: the name by which caches are kept apart.
     peer: the client's address. A deployment shows its live view to its own host only, so it must know of other peers.
     """
     dropped = _named(headers.get("Connection", ""))
@@ -71,6 +82,8 @@ def request_headers(
         passed.add(name, value)
     if takes_keys and replica.key is not None and "Authorization" not in passed:
         passed["Authorization"] = f"Bearer {replica.key}"
+    if takes_keys:  # a digest, because deployments elsewhere need not know the name
+        passed[CACHE_SCOPE] = hashlib.sha256(tenant.encode()).hexdigest()[:16]
     passed.setdefault(REQUEST_ID, request_id)  # a client's own passes also if it is wrong: the deployment refuses it
     if prefix:
         passed[FORWARDED_PREFIX] = passed.get(FORWARDED_PREFIX, "").rstrip("/") + prefix

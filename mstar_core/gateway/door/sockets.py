@@ -74,7 +74,9 @@ async def _connected(
     protocols = tuple(name.strip() for name in names.split(",") if name.strip())
     for replica in replicas:
         sent(replica)
-        headers = request_headers(ask.request.headers, replica, ask.request_id, ask.peer, takes_keys=takes_keys)
+        headers = request_headers(
+            ask.request.headers, replica, ask.request_id, ask.peer, takes_keys=takes_keys, tenant=ask.tenant
+        )
         try:
             socket = await session.ws_connect(
                 URL(f"{replica.url}{ask.parts.raw}", encoded=True),

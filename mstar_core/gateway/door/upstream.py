@@ -85,6 +85,7 @@ class Upstream:
             ask.peer,
             takes_keys=self.gate.takes_keys,
             prefix=ask.parts.prefix,
+            tenant=ask.tenant,
         )
         response: aiohttp.ClientResponse = await self.session.request(
             ask.request.method,

@@ -11,14 +11,24 @@ from mstar_core.gateway.parts import Replica
 REPLICA = Replica(model="llm", deployment="llm", url="http://llm", key="deployment-key")
 
 
-def sent(headers: dict[str, str], *, takes_keys: bool, peer: str = "127.0.0.1") -> CIMultiDict[str]:
+def sent(
+    headers: dict[str, str], *, takes_keys: bool, peer: str = "127.0.0.1", tenant: str = "acme"
+) -> CIMultiDict[str]:
     """Return the headers that the deployment gets."""
-    return request_headers(CIMultiDict(headers), REPLICA, "req-1", peer, takes_keys=takes_keys)
+    return request_headers(CIMultiDict(headers), REPLICA, "req-1", peer, takes_keys=takes_keys, tenant=tenant)
 
 
 def test_the_key_of_a_tenant_stays_at_the_gateway() -> None:
     passed = sent({"Authorization": "Bearer tenant", "X-Api-Key": "tenant"}, takes_keys=True)
     assert passed["Authorization"] == "Bearer deployment-key" and "X-Api-Key" not in passed
+
+
+def test_tenants_share_no_cache_whatever_scope_they_ask_for() -> None:
+    asked = {"X-Mstar-Cache-Scope": "other", "x-mstar-cache-scope": "another"}
+    mine, same, other = (sent(asked, takes_keys=True, tenant=name) for name in ("acme", "acme", "globex"))
+    assert mine.getall("X-Mstar-Cache-Scope") == same.getall("X-Mstar-Cache-Scope") != ["other"]
+    assert mine["X-Mstar-Cache-Scope"] != other["X-Mstar-Cache-Scope"] and "acme" not in mine["X-Mstar-Cache-Scope"]
+    assert sent(asked, takes_keys=False)["X-Mstar-Cache-Scope"] == "other", "without tenants it is the client's"
 
 
 def test_without_tenants_the_key_goes_to_the_deployment() -> None:

@@ -52,7 +52,12 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     call = replace(call, is_heard=body.stream_format == "sse" or bool(body.stream))
     form, audio = audio_format(body.response_format), _begin(exchange, body, reads=reads)
     async with service.open(
-        call, key=exchange.key, started=exchange.started, delivery=exchange.delivery, adapter=exchange.adapter
+        call,
+        key=exchange.key,
+        scope=exchange.scope,
+        started=exchange.started,
+        delivery=exchange.delivery,
+        adapter=exchange.adapter,
     ) as session:
         exchange.warn(session.warnings)
         if body.stream_format == "sse":
