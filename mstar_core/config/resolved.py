@@ -465,6 +465,13 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             default_text="the whole device",
         ),
     ] = None
+    memory_limit: Annotated[
+        bool,
+        ConfigKey(
+            "Run on a GPU as on one of the size of `memory_budget`: PyTorch refuses a rank more, and caches take"
+            " `kv_cache.memory_fraction` of it. Without it the budget sizes caches only."
+        ),
+    ] = False
     max_seq_len: Annotated[
         int,
         ConfigKey(

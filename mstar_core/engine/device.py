@@ -16,7 +16,10 @@ FREEING_S: Final = 5.0
 FREEING_POLL_S: Final = 0.05
 
 OUTSIDE_BYTES: Final = 1 << 30
-"""Part of a memory budget that PyTorch's allocator does not count: the context of the GPU, kernels and graphs."""
+"""Part of a memory budget that PyTorch's allocator does not count: the context of the GPU, kernels and graphs.
+
+A quarter of a small budget.
+"""
 
 _NAME = re.compile(r"^(cpu|cuda(:\d+)?)$")
 
@@ -61,11 +64,11 @@ def await_free_memory(device: torch.device, limit_s: float = FREEING_S) -> None:
 
 
 def limit_memory(device: torch.device, size_bytes: int | None) -> None:
-    """Have PyTorch refuse more of a GPU than a memory budget leaves it, see `OUTSIDE_BYTES`. None: no budget."""
+    """Have PyTorch refuse more of a GPU than a memory budget leaves it, see `OUTSIDE_BYTES`. None: no limit."""
     if device.type != "cuda" or size_bytes is None:
         return
     total = torch.cuda.mem_get_info(device)[1]
-    share = max(size_bytes - OUTSIDE_BYTES, 1) / total
+    share = (size_bytes - min(OUTSIDE_BYTES, size_bytes // 4)) / total
     torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
 
 

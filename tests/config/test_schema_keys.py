@@ -21,6 +21,7 @@ ACTS: Final[dict[str, str]] = {
     "dtype": "tests/worker/test_build.py::test_dtypes_and_attention_follow_the_device",
     "attention": "tests/worker/test_build.py::test_dtypes_and_attention_follow_the_device",
     "quantization": "plugins/mstar-pi05/tests/test_flow.py::test_weights_of_eight_bits_stay_near",
+    "memory_limit": "tests/worker/test_build.py::test_a_limited_rank_leaves_what_caches_leave_of_a_device",
     "memory_budget": "tests/cli/life/test_budget.py::test_the_plan_shows_who_holds_what_what_it_takes_and_what_is_left",
     "max_seq_len": "tests/engine/test_kv_lifecycle.py::test_the_context_limit_ends_a_loop_by_length",
     "max_concurrent_requests": "tests/api/test_errors.py::"

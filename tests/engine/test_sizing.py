@@ -207,7 +207,7 @@ def test_a_budget_limits_what_the_process_may_take_of_a_gpu(monkeypatch: pytest.
     limit_memory(device, 48 << 30)
     assert shares[-1] == pytest.approx(0.47), "less what PyTorch does not count"
     assert free_bytes(device) == pytest.approx(37 << 30), "of which 10 are taken"
-    limit_memory(device, 1 << 20)
-    assert shares[-1] > 0
+    limit_memory(device, 1 << 30)
+    assert shares[-1] == pytest.approx(0.0075), "three quarters of a small budget"
     limit_memory(torch.device("cpu"), 1 << 20)
     assert len(shares) == 3

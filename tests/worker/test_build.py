@@ -80,6 +80,17 @@ def test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept() -
         pools(0.2, "a", reserve_bytes=1 << 30)
 
 
+def test_a_limited_rank_leaves_what_caches_leave_of_a_device() -> None:
+    rank = RankPlan(rank=0, device="cpu", nodes=("LLM",), memory_bytes=1 << 30)
+    sizes = []
+    for limited in (False, True):
+        made = msgspec.structs.replace(spec(reserve_bytes=0), memory_limit=limited)
+        sizes.append(pool_plans(made, rank, [node("LLM")], CPU, torch.float32)["LLM"].size_bytes)
+    page = 16 * 16 * 8 * 128 * 2 * 4
+    assert sizes[0] <= 1 << 30 < sizes[0] + page, "the whole budget"
+    assert sizes[1] <= 0.85 * (1 << 30) < sizes[1] + page, "the share of it that caches take of a device"
+
+
 def test_dtypes_and_attention_follow_the_device() -> None:
     wide = KVSpec(layers=1, kv_heads=1, head_dim=64)
     assert compute_dtype(None, CPU) is torch.float32 and attention_of(spec(), CPU, wide) == "torch"

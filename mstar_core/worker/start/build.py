@@ -120,7 +120,6 @@ def open_device(rank: RankPlan, life: ChildLife) -> torch.device:
     check_device(device)
     if life.incarnation > 1:
         await_free_memory(device)  # of the process that this one replaces
-    limit_memory(device, rank.memory_bytes)
     return device
 
 
@@ -171,6 +170,7 @@ def build_nodes(
     has_attention = any(node.kv is not None and attention_of(spec, device, node.kv) == "flashinfer" for node in nodes)
     preloading = preload(PRELOADED if has_attention else PRELOADED[:1]) if device.type == "cuda" else None
     life.phase("weights")
+    limit_memory(device, rank.memory_bytes if spec.memory_limit else None)
     with fitting(rank):
         loaded, banks = load_prepared(spec, model, device, nodes, group, shared, _weight_progress(life))
     life.phase("kv")
@@ -558,7 +558,10 @@ def pool_plans(
     if not kv_nodes:
         return {}
     fraction = cache.memory_fraction if rank.memory_fraction is None else rank.memory_fraction
-    budget = rank_budget(device, fraction, cache.reserve_bytes, working, size_bytes=rank.memory_bytes).check()
+    size = rank.memory_bytes
+    if size is not None and spec.memory_limit:
+        size = int(size * cache.memory_fraction)  # the rest is for graphs, as on a whole device
+    budget = rank_budget(device, fraction, cache.reserve_bytes, working, size_bytes=size).check()
     shares = node_shares([node.name for node, _ in kv_nodes], cache.share)
     request = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
     plans: dict[str, PoolPlan] = {}

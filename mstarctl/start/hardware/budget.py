@@ -53,6 +53,9 @@ def with_budget(
     Raises ConfigError for a budget that cannot be read or planned, StartError for one that can never fit.
     """
     if config.memory_budget is None:
+        if config.memory_limit:
+            hint = "add one, such as memory_budget: 48GB, or remove memory_limit"
+            raise config.error("memory_limit", "memory_limit has no memory_budget to hold", hint=hint)
         return plan, {}
     on = {rank.rank: devices.key_of(rank) for rank in plan.ranks}
     by_key: dict[str | None, list[RankPlan]] = {}

@@ -126,6 +126,12 @@ def test_a_budget_that_cannot_be_read_names_the_forms(tool: Cli, two_fakes: None
     assert said.code == ExitCode.INVALID and "20GiB" in said.err and "25%" in said.err
 
 
+def test_a_limit_needs_a_budget(tool: Cli, two_fakes: None) -> None:
+    said = tool("plan", "orpheus:tiny", "--device", "cpu", "--set", "memory_limit=true")
+    assert said.code == ExitCode.INVALID and "memory_limit has no memory_budget to hold" in said.err
+    planned(tool, "orpheus:tiny", "--device", "cpu", "--memory", "2GiB", "--set", "memory_limit=true")
+
+
 def test_cpu_ranks_take_faked_devices_in_turn_and_divide_their_budget(tool: Cli, two_fakes: None) -> None:
     item = planned(tool, "orpheus:tiny", "--device", "cpu", "--memory", "25%")
     assert [(each["device"], each["takes_bytes"]) for each in item["memory"]] == [("cpu:0", GIB // 2)]
