@@ -34,8 +34,10 @@ from mstar_core.process.logs import REQUEST_ID, request_scope
 
 JSON = "application/json; charset=utf-8"
 DETACH: Final = "x-mstar-detach"
-CACHE_SCOPE: Final = "x-mstar-cache-scope"
 """Header of a request that goes on without its connection."""
+
+CACHE_SCOPE: Final = "x-mstar-cache-scope"
+"""Header of a request that shares cached prefixes and media only with those of the same scope."""
 
 UNREAD_S: Final = 2.0
 """Limit of the time for which a body is still read after its response has ended."""
