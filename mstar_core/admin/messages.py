@@ -101,7 +101,8 @@ def find_request(log: RequestLog, request: Request, name: str) -> RequestRecord:
     record = log.find(name, handle)
     if record is None:
         ids = {other.api.id for other in log.all() if other.api.id}
-        hint = did_you_mean_one_of(name, ids) or f"it knows {len(ids)} requests; mstarctl requests lists them"
+        known = "1 request" if len(ids) == 1 else f"{len(ids)} requests"
+        hint = did_you_mean_one_of(name, ids) or f"it knows {known}; mstarctl requests lists them"
         raise NotFound(f"no request {name!r}", hint=hint, kind="request", name=name, code="request_not_found")
     return record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,13 +20,20 @@ def run_checks(name: str) -> tuple[CheckResult, ...]:
 
 
 def told_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Yield the results, with the cause of a failure only at the first check of a model that met it."""
+    """Yield the results, with the cause of a failure and its error only at the first check of a model that met it."""
     first: dict[tuple[str, str], str] = {}
     for result in results:
         name = result.name
         if result.outcome == "failed":
             name = first.setdefault((result.model, result.detail), result.name)
-        yield result if name == result.name else replace(result, detail=f"the same cause as {name}")
+        yield result if name == result.name else replace(result, detail=f"the same cause as {name}", error=None)
+
+
+def tracebacks(results: Sequence[CheckResult]) -> Iterator[str]:
+    """Yield the traceback of each failed check, with its name."""
+    for result in results:
+        if result.error is not None:
+            yield f"{result.name}: {''.join(traceback.format_exception(result.error)).rstrip()}"
 
 
 def grade_of(results: Sequence[CheckResult]) -> Grade | None:

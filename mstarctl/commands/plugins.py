@@ -115,11 +115,14 @@ def check_plugin(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
-    """Run the conformance checks and print the grade; exit 3 if one fails. -v shows the faults that they inject."""
-    from mstarctl.authoring.checks import facts_of, grade_of, run_checks
+    """Run the conformance checks and print the grade; exit 3 if one fails.
+
+    -v shows what the engines log, injected faults included; --debug also the traceback of each failed check.
+    """
+    from mstarctl.authoring.checks import facts_of, grade_of, run_checks, tracebacks
 
     printer = Printer.of(ctx)
-    if not printer.options.verbose:
+    if not (printer.options.verbose or printer.options.debug):
         # The checks inject faults, and the engines log each with its traceback.
         logging.getLogger().addHandler(logging.NullHandler())
     results = run_checks(name)
@@ -142,6 +145,10 @@ def check_plugin(
             + (f"; skipped and not counted: {', '.join(dict.fromkeys(skipped))}" if skipped else "")
         )
     if any(result.outcome == "failed" for result in results):
+        if printer.options.debug:
+            printer.say("\n".join(tracebacks(results)))
+        else:
+            printer.say(f"  try: mstarctl plugins check {name} --debug, which shows tracebacks")
         raise typer.Exit(ExitCode.INVALID)
 
 

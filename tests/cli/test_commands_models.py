@@ -151,7 +151,8 @@ def test_a_fault_fails_its_check_and_exits_3(
     change: tuple[str, str], check: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(monkeypatch, tmp_path / "again", TOY.replace(*change))
-    said = cli("plugins", "check", "toy", "-o", "json")
+    said = cli("plugins", "check", "toy", "-o", "json", "--debug")
+    assert f"{check}: Traceback" in said.err
     failed = [item["name"] for item in said.json["items"] if item["outcome"] == "failed"]
     assert (said.code, failed, said.json["grade"]) == (3, [check], None)
 
