@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.engine.device_state.slots import DeviceSlots
+from mstar_core.engine.sampling.columns import UploadedColumns
+from mstar_core.engine.sampling.sampler import Sampler
+from mstar_core.graph import Sampling
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng
 from mstar_core.layers.sampling import BAD_ROW, HEAD
 from tests.engine.exact_draw import is_right, probabilities, sample
+from tests.engine.tiny_engine import LM
 
 ROOT = Path(
     os.environ.get("MSTAR_GOLDEN") or Path(__file__).parents[2] / "plugins" / "mstar-orpheus" / "tests" / "golden"
@@ -82,6 +88,16 @@ def test_sorting_the_largest_gives_what_sorting_all_gives(monkeypatch: pytest.Mo
     few = sample(logits, batch, seen, counter)
     monkeypatch.setattr("mstar_core.layers.sampling.HEAD", 1500)
     assert torch.equal(few, sample(logits, batch, seen, counter))
+
+
+def test_rows_of_logits_may_lie_apart() -> None:
+    """A padded head leaves columns between its rows, which no draw reads or writes."""
+    slots = DeviceSlots(len(CASES) + 1, 71, torch.device("cpu"))
+    sampler = Sampler(replace(LM, sampling=Sampling(port="token", suppress=(range(3, 9),))), slots)
+    drawn, padded = UploadedColumns.of(CASES, torch.device("cpu")), torch.randn(len(CASES), 128)
+    chance, at = torch.rand(len(CASES), dtype=torch.float64), torch.arange(len(CASES))
+    ids = [sampler.draw(logits, drawn.columns, chance, at) for logits in (padded[:, :71].contiguous(), padded[:, :71])]
+    assert torch.equal(ids[0], ids[1]) and torch.isinf(padded).sum() == 6 * len(CASES)
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
