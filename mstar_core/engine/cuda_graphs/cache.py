@@ -136,7 +136,8 @@ def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iter
     own. On a shared one a decoder beside an encoder was seen to hang.
     The garbage collector is off meanwhile: it could free the graph of another node, which ends a capture with an error.
     Calls of other threads are not captured. The graph is replayed once, because its first replay uploads it to the
-    device: the buffers must hold values that the captured launches may run on.
+    device: the buffers must hold values that the captured launches may run on. The block ends when that replay has: a
+    step on another stream could use the graph's memory otherwise.
     """
     graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()
@@ -147,6 +148,7 @@ def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iter
         if was_on:
             gc.enable()
     graph.replay()
+    torch.cuda.synchronize()
 
 
 class StaticStep(ABC, Generic[T]):
