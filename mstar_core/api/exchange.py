@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,8 +25,9 @@ from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, LAST_CHUNK, ChunkedBody, WholeBody, framed
 from mstar_core.api.output.kept_events import EVENTS, Data, Event, EventLog
 from mstar_core.api.output.line_formats import BINARY, FRAMES, LINES, error_line, pieces
+from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.requests.registry import check_request_id, new_request_id, trace_id_of, unescaped
-from mstar_core.api.service import Service
+from mstar_core.api.service import Service, Session
 from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.plugin.params import parse_bool
@@ -108,6 +109,17 @@ class Exchange:
     def scope(self) -> str:
         """Return the name under which a client keeps its cached prefixes and media apart, empty without one."""
         return self.header(CACHE_SCOPE) or ""
+
+    def open(self, call: ParsedRequest) -> AbstractAsyncContextManager[Session]:
+        """Run the call of this exchange for the duration of the block. Raises as `Service.open` does."""
+        return self.service.open(
+            call,
+            key=self.key,
+            scope=self.scope,
+            started=self.started,
+            delivery=self.delivery,
+            adapter=self.adapter,
+        )
 
     def header(self, name: str) -> str | None:
         """Return a request header, None without it. name: lower case."""

@@ -75,14 +75,7 @@ async def open_request(exchange: Exchange, call: ParsedRequest) -> AsyncIterator
         async with open_parts(exchange, call, at_once) as group:
             yield JoinedSession(group)
         return
-    async with exchange.service.open(
-        call,
-        key=exchange.key,
-        scope=exchange.scope,
-        started=exchange.started,
-        delivery=exchange.delivery,
-        adapter=exchange.adapter,
-    ) as session:
+    async with exchange.open(call) as session:
         yield session
 
 

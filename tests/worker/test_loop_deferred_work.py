@@ -18,6 +18,14 @@ from mstar_orpheus.sources.tiny import write_tiny
 NODE = "LLM"
 
 
+@pytest.fixture
+def runtime(tmp_path: Path) -> LocalRuntime:
+    """A worker of two runners, without processes."""
+    folder = write_tiny(tmp_path / "orpheus")
+    spec = ORPHEUS.bound(folder, {})
+    return LocalRuntime(spec, folder, built=build_nodes(spec, folder))
+
+
 class Deferring:
     """Deferred work of a kind of runner: a piece is queued with the first job, as by a pass of a new kind."""
 
@@ -49,11 +57,8 @@ def quiet(worker: Worker) -> bool:
 
 
 def test_work_that_a_job_queues_after_the_start_is_done_in_the_next_quiet_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: LocalRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_tiny(tmp_path / "orpheus")
-    spec = ORPHEUS.bound(folder, {})
-    runtime = LocalRuntime(spec, folder, built=build_nodes(spec, folder))
     (worker,) = runtime.workers
     runner = Deferring(monkeypatch, type(worker.runners[NODE]))
 
@@ -64,11 +69,11 @@ def test_work_that_a_job_queues_after_the_start_is_done_in_the_next_quiet_time(
     assert not quiet(worker)
 
 
-def test_each_turn_of_a_quiet_time_does_a_piece_of_one_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_turn_of_a_quiet_time_does_a_piece_of_one_runner(
+    runtime: LocalRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request that comes between two captures waits for one of them, not for one of each node."""
-    folder = write_tiny(tmp_path / "orpheus")
-    spec = ORPHEUS.bound(folder, {})
-    (worker,) = LocalRuntime(spec, folder, built=build_nodes(spec, folder)).workers
+    (worker,) = runtime.workers
     assert len(worker.runners) > 1
     left, done = dict.fromkeys(worker.runners, 2), list[str]()
 
@@ -91,12 +96,9 @@ def test_each_turn_of_a_quiet_time_does_a_piece_of_one_runner(tmp_path: Path, mo
 
 
 def test_a_worker_that_is_ready_leaves_time_for_a_first_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: LocalRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients that waited for ready send requests now, which would wait for a capture."""
-    folder = write_tiny(tmp_path / "orpheus")
-    spec = ORPHEUS.bound(folder, {})
-    runtime = LocalRuntime(spec, folder, built=build_nodes(spec, folder))
     (worker,) = runtime.workers
     monkeypatch.setattr("mstar_core.worker.loop.time.monotonic", lambda: 100.0)
     worker.life.stop_reason = "the test ends"

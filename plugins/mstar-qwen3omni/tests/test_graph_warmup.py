@@ -12,19 +12,28 @@ from mstar_core.conformance.nodes import build_nodes
 from mstar_core.conformance.runtime import LocalRuntime, RuntimeSettings
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.messages.work import RunWalks
+from mstar_core.plugin import ModelSpec
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.start.warmup import REHEARSAL_S, REHEARSED, rehearse, warm_walks
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.sources.tiny import write_tiny
 
+Tiny = tuple[ModelSpec, LocalRuntime]
 
-def test_samples_run_every_walk_of_the_language_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Tiny:
+    """The tiny checkpoint's spec, and its nodes on one worker without processes."""
     folder = write_tiny(tmp_path / "tiny")
     (model,) = mstar_models()
     spec = model.bound(folder, {})
-    served = LocalRuntime(spec, folder, RuntimeSettings(slots=2), built=build_nodes(spec, folder))
+    return spec, LocalRuntime(spec, folder, RuntimeSettings(slots=2), built=build_nodes(spec, folder))
+
+
+def test_samples_run_every_walk_of_the_language_models(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec, served = tiny
     (worker,) = served.workers
     taken: set[str] = set()
     run = Executor.run
@@ -41,13 +50,10 @@ def test_samples_run_every_walk_of_the_language_models(
 
 
 def test_a_rehearsal_runs_every_walk_once_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every walk runs on captured steps with enough ids for a window of sound; counts and caches are as before."""
-    folder = write_tiny(tmp_path / "tiny")
-    (model,) = mstar_models()
-    spec = model.bound(folder, {})
-    served = LocalRuntime(spec, folder, RuntimeSettings(slots=2), built=build_nodes(spec, folder))
+    spec, served = tiny
     (worker,) = served.workers
     before = state(worker.runners)
     taken: list[str] = []
@@ -70,11 +76,8 @@ def test_a_rehearsal_runs_every_walk_once_and_leaves_nothing(
     assert caplog.messages == [] and served.leaks() == [] and state(worker.runners) == before
 
 
-def test_a_rehearsal_ends_in_time(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "tiny")
-    (model,) = mstar_models()
-    spec = model.bound(folder, {})
-    served = LocalRuntime(spec, folder, RuntimeSettings(slots=2), built=build_nodes(spec, folder))
+def test_a_rehearsal_ends_in_time(tiny: Tiny) -> None:
+    spec, served = tiny
     (worker,) = served.workers
     ticks = count(0.0, REHEARSAL_S)
     named: list[str] = []

@@ -45,20 +45,12 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     if exchange.content_type.partition(";")[0].strip().lower() == NDJSON:
         await _speech_of_lines(exchange)
         return None
-    service = exchange.service
     body, rest = await read_body(exchange, SpeechRequest)
-    reads = _reads(service.model, body)
+    reads = _reads(exchange.service.model, body)
     call = await (await _calls(exchange, body, rest, reads=reads))(body.input)
     call = replace(call, is_heard=body.stream_format == "sse" or bool(body.stream))
     form, audio = audio_format(body.response_format), _begin(exchange, body, reads=reads)
-    async with service.open(
-        call,
-        key=exchange.key,
-        scope=exchange.scope,
-        started=exchange.started,
-        delivery=exchange.delivery,
-        adapter=exchange.adapter,
-    ) as session:
+    async with exchange.open(call) as session:
         exchange.warn(session.warnings)
         if body.stream_format == "sse":
             await send_sound_events(exchange, _source(exchange, session), form, audio)
