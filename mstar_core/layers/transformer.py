@@ -108,6 +108,8 @@ class Head(PreparedLayer):
         if self._padded is None and missing and self.shard.is_whole:
             self._padded = torch.cat([weight.detach(), weight.new_zeros(missing, weight.shape[1])])
             owner.weight.data = self._padded[: len(weight)]
+            # With these rows the tensors of the module cover the storage, so that a sleep may drop it.
+            self.register_buffer("padding", self._padded[len(weight) :], persistent=False)
         return self._padded is not None
 
     def slices(self) -> Mapping[str, Slice]:

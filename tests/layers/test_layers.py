@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from mstar_core.engine.memory.node_memory import MemoryContent, NodeMemory
 from mstar_core.errors import ConfigError
 from mstar_core.layers import (
     Attention,
@@ -181,6 +182,9 @@ def test_a_padded_head_gives_aligned_rows_of_the_same_logits(is_tied: bool) -> N
         weight.mul_(2)  # what the embedding reads is what the head multiplies
     assert torch.allclose(head(hidden), 2 * wanted, atol=1e-6)
     assert list(head.state_dict()) == ([] if is_tied else ["weight"]) and weight.shape == (71, 4)
+    both = torch.nn.ModuleList([embedding, head] if is_tied else [head])
+    held = NodeMemory(module=both).contents(torch.device("cpu"))
+    assert [len(held[kind]) for kind in MemoryContent] == [1, 0, 0], "a sleep may drop the whole weight"
 
 
 def test_a_head_of_aligned_rows_is_not_padded() -> None:
