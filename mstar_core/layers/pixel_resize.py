@@ -1,4 +1,4 @@
-"""Bicubic resizing of 8-bit images on any device, with the bits of Pillow. Used by the image encoders of plugins.
+"""Bicubic resizing of 8-bit images on any device, with the bits of Pillow 13. Used by the image encoders of plugins.
 
 Pillow computes with integers: weights of 22 fractional bits, one pass per axis, each rounded to 8 bits. Since Pillow 13
 the rows come first if far more of them go than columns. The same integers give the same pixels on a GPU, so that a pool

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from mstar_core.layers import Head, float8, linear
-from mstar_core.layers.linear import LinearWeight, fuse_projections, library_gemm
+from mstar_core.layers.linear import LinearWeight, fuse_projections, gated, library_gemm, project, weight_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -194,13 +194,13 @@ def test_a_float8_mlp_of_many_tokens_rounds_its_inner_values(cuda: torch.device)
     from mstar_core.layers.quantize import quantize
 
     mlp = GatedMLP(256, 384, activation="gelu_tanh").bfloat16().requires_grad_(False).to(cuda)
-    linear.fuse_projections(mlp)
+    fuse_projections(mlp)
     quantize(mlp, "fp8", rounds_inputs=True)
-    fused, down = mlp.fused_weight, linear.weight_of(mlp.down_proj)
+    fused, down = mlp.fused_weight, weight_of(mlp.down_proj)
     assert fused is not None and down is not None
     x = drawn(cuda, 70, 256)
-    expected = linear.project(linear.gated(linear.library_gemm(x, fused), "gelu_tanh"), down)
-    assert torch.equal(mlp(x), expected)
+    inner = gated(library_gemm(x, fused), "gelu_tanh")
+    assert torch.equal(mlp(x), project(inner, down))
 
 
 @pytest.mark.parametrize("rows", [65, 257, 4098])
