@@ -149,13 +149,16 @@ def test_nodes_with_a_cache_are_quantized_layer_by_layer_on_a_gpu() -> None:
 def test_weights_that_do_not_fit_a_gpu_end_the_start_with_the_sizes() -> None:
     shortage = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nIf reserved memory is large")
     budgeted = RankPlan(rank=0, device="cuda:0", nodes=("LLM",), memory_bytes=20 << 30)
-    with pytest.raises(StartError, match=r"do not fit its memory budget of 20,480 MiB") as found, fitting(budgeted):
+    with (
+        pytest.raises(StartError, match=r"do not fit its memory budget of 20,480 MiB") as found,
+        fitting(budgeted, budgeted.memory_bytes),
+    ):
         raise shortage
     assert found.value.detail == "CUDA out of memory. Tried to allocate 2.00 GiB."
     assert "memory_budget" in found.value.hint and "fp8" in found.value.hint
     with (
         pytest.raises(StartError, match="do not fit cuda:0"),
-        fitting(msgspec.structs.replace(budgeted, memory_bytes=None)),
+        fitting(budgeted, None),  # a budget without memory_limit holds no weights back
     ):
         raise shortage
 

@@ -170,8 +170,9 @@ def build_nodes(
     has_attention = any(node.kv is not None and attention_of(spec, device, node.kv) == "flashinfer" for node in nodes)
     preloading = preload(PRELOADED if has_attention else PRELOADED[:1]) if device.type == "cuda" else None
     life.phase("weights")
-    limit_memory(device, rank.memory_bytes if spec.memory_limit else None)
-    with fitting(rank):
+    limit = rank.memory_bytes if spec.memory_limit else None
+    limit_memory(device, limit)
+    with fitting(rank, limit):
         loaded, banks = load_prepared(spec, model, device, nodes, group, shared, _weight_progress(life))
     life.phase("kv")
     working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
@@ -204,16 +205,21 @@ def build_nodes(
 
 
 @contextmanager
-def fitting(rank: RankPlan) -> Iterator[None]:
-    """Turn a shortage of device memory in the block, which loads a rank's weights, into a StartError."""
+def fitting(rank: RankPlan, limit: int | None) -> Iterator[None]:
+    """Turn a shortage of device memory in the block, which loads a rank's weights, into a StartError.
+
+    limit: bytes that it may take of its device, None for all of it.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        room = rank.device if rank.memory_bytes is None else f"its memory budget of {mib(rank.memory_bytes)}"
+        room, wider = rank.device, ""
+        if limit is not None:
+            room, wider = f"its memory budget of {mib(limit)}", ", or raise memory_budget"
         raise StartError(
             f"the weights of rank {rank.rank} do not fit {room}",
             str(error).splitlines()[0],
-            "set quantization: fp8, place its nodes on more devices, or raise memory_budget if there is one",
+            f"set quantization: fp8, or place its nodes on more devices{wider}",
             phase="weights",
         ) from error
 
